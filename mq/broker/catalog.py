@@ -32,6 +32,9 @@ KEPT_TICKS: Final = 10 * 10**7
 """A message that comes so much later replaces one of the first half, in UUID ticks: 10 seconds."""
 _Kept: TypeAlias = tuple[bytes, Mapping[str, Any], int]
 """A body, the attributes, and the bytes that they take."""
+_READY: Final = State.READY  # to look up a member of an Enum takes as long as three calls in Python 3.11
+_REMOVED: Final = State.REMOVED
+_REAP: Final = Kind.REAP
 LARGEST_BODY: Final = 1 << 16
 """Bytes of the longest body that is kept. A longer one is read from the store."""
 
@@ -104,13 +107,27 @@ class Catalog:
         elif index.bodies is not None:
             index.bodies.leaving(entry.id)
 
-    def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None, protocol: str = "") -> None:
-        """End a move: the message is at `now`, which is `left` when it did not move, and None when it is gone."""
+    def end(
+        self,
+        left: Entry,
+        now: Entry | None,
+        kind: Kind,
+        due: float | None = None,
+        protocol: str = "",
+        *,
+        is_reaped: bool = False,
+    ) -> None:
+        """End a move: the message is at `now`, which is `left` when it did not move, and None when it is gone.
+
+        Args:
+            is_reaped: whether it is gone because it was removed, and unlinked in the same batch.
+        """
         lot = self.locks.pop(left.id)
         if lot is not None:
             lot.unpark_all()
         index, is_leaving = self._begun.pop(left.id, (None, False))
-        has_left = now is None or now.state is State.REMOVED or now.queue != left.queue
+        is_removed = is_reaped or (now is not None and now.state is _REMOVED)
+        has_left = now is None or is_removed or now.queue != left.queue
         if index is not None:
             index.under_way -= 1
             index.moving -= not is_leaving
@@ -118,26 +135,18 @@ class Catalog:
                 index.returned.discard(left.id)
                 if index.bodies is not None:
                     index.bodies.left(left.id)
+        if is_removed:
+            self.events.departed(left.id)
         if now is not None:
-            if now.state is State.REMOVED:
-                self.events.departed(left.id)
             self.place(now, due)
-            if now is not left and self._observers:
-                self.tell(kind, left, now, protocol=protocol)
+        if is_reaped or (now is not None and now is not left):
+            self.tell(kind, left, now, None, protocol, is_reaped=is_reaped)
         if index is None:
             return
         if index.groups is not None and (index.groups.release if has_left else index.groups.rests)(left.id):
             self.events.freed(index)
         if index.deleted:
             self.let_go(index)
-
-    def end_reaped(self, left: Entry, protocol: str = "", kind: Kind = Kind.REMOVE) -> None:
-        """End a removal whose message was unlinked in the same batch."""
-        self.end(left, None, kind)
-        self.events.departed(left.id)
-        if not self._observers:
-            return
-        self.tell(kind, left, Entry(left.queue, left.id, State.REMOVED), protocol=protocol, is_reaped=True)
 
     def end_second_copy(self, left: Entry, kind: Kind) -> None:
         """End a removal that found the message in REMOVED already. One such message must not fail the others that are
@@ -185,7 +194,7 @@ class Catalog:
         Args:
             due: when its lease ends (Trio's clock), if known.
         """
-        if entry.state is State.REMOVED:
+        if entry.state is _REMOVED:
             self.events.removed(entry)
             return
         index = self.queues.get(entry.queue)
@@ -196,7 +205,7 @@ class Catalog:
         index.add(entry)
         if index.bodies is not None:
             index.bodies.arrived(entry.id)
-        is_fresh = entry.meta is FRESH and entry.state is State.READY
+        is_fresh = entry.meta is FRESH and entry.state is _READY
         if is_fresh and not index.is_waited_for and index.settings.overflow == REJECT:
             return  # nearly always: it has no timer, no request waits for it, and it drives out no other message
         self.events.arrived(index, entry, due)
@@ -236,13 +245,14 @@ class Catalog:
         entry, clock = now or left, self._clock
         if not self._observers or entry is None:
             return
-        queue, id, _, meta = entry
+        queue, id, state, meta = entry
         source, before = (queue, None) if left is None else (left.queue, left.state)
-        after, destination = None if now is None else now.state, None if source == queue else queue
+        after = _REMOVED if is_reaped else state if now is not None else None
+        receives, destination = 0 if now is None else meta.receives, None if source == queue else queue
         time_ns = clock.date_offset_ns + int(clock.elapsed() * 1e9)
-        transitions = [Transition(kind, source, id, before, after, time_ns, size, meta.receives, destination, protocol)]
+        transitions = [Transition(kind, source, id, before, after, time_ns, size, receives, destination, protocol)]
         if is_reaped:
-            transitions.append(Transition(Kind.REAP, queue, id, after, None, time_ns))
+            transitions.append(Transition(_REAP, queue, id, after, None, time_ns))
         for observer in self._observers:
             observer.saw(transitions)
 

@@ -999,7 +999,11 @@ class InFlight:
         self.running += 1
 
     def __exit__(self, *_: object) -> None:
-        self.running -= 1
+        self.end(1)
+
+    def end(self, count: int) -> None:
+        """Note that so many requests are done."""
+        self.running -= count
         if self.is_closed and not self.running:
             self._finished.value = True
 

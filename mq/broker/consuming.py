@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple
 
 import trio
 
 from mq import turns
 from mq.broker.bodies import close
-from mq.broker.catalog import Catalog
 from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, Together
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
@@ -215,18 +213,8 @@ class Consumption:
         checked_id = MessageId(id)
         if checked_id in self._catalog.locks or checked_id in self._unsecured:
             return False
-
-        def ended(error: MQError | None) -> None:
-            if in_flight.is_closed:
-                in_flight.__exit__()
-            else:
-                in_flight.running -= 1
-            done(error)
-
         entry = _checked(index, checked_id, index.find(checked_id), receipt)
-        begun = self._remover.begin(entry, ended)
-        in_flight.running += 1
-        self._remover.put([begun])
+        self._remover.put([self._remover.begin(entry, done)])
         return True
 
     async def _removed(self, entry: Entry) -> bool:
@@ -534,6 +522,8 @@ class Consumption:
         return next((entry for entry in leased if entry.id == id and entry.meta.receipt == receipt), None)
 
 
+_DONE: Final = Result.DONE  # as in the catalog
+_REMOVE: Final = Kind.REMOVE
 _ANSWERS: Final = 4
 """How many answers of a store (:attr:`Committer.together`) are a part of a removal. What is done for one part is done
 while the store removes the next."""
@@ -549,7 +539,7 @@ def removing(entries: Sequence[Entry], *, in_one_step: bool, durable: bool) -> l
 
 
 class Remover:
-    """Removes messages that stand in the index.
+    """Removes messages that stand in the index. A removal counts as in flight until it is answered.
 
     Args:
         second_names: removes the other names of removed messages, where the caller asks it to.
@@ -558,12 +548,13 @@ class Remover:
     def __init__(self, core: Core, second_names: SecondNames) -> None:
         self.second_names = second_names
         self._catalog = core.catalog
+        self._in_flight = core.in_flight
         self._removes = core.storage.description.removes
         self._committer = core.committer
         self._reaps = core.config.joins_reaping
         self._most_answered = _ANSWERS * core.committer.together
         self._batches: Together[RemovalBatch] = Together(core.committer)
-        self._batches.begin = partial(_Removals, core.catalog)
+        self._batches.begin = partial(_Removals, core)
 
     def remove(
         self, entries: Sequence[Entry], *, durable: bool, strict: bool = False, were_held: bool = False
@@ -594,7 +585,7 @@ class Remover:
             batch = self._batch(some, end, durable=durable, strict=strict, were_held=were_held)
             self._batches.put([batch], len(some))
 
-    def begin(self, entry: Entry, end: Callable[[MQError | None], None]) -> RemovalBatch:
+    def begin(self, entry: Entry, end: Callable[[MQError | None], object]) -> RemovalBatch:
         """Begin to remove a message by itself, durably and strictly. Nothing else moves it until :meth:`put`.
 
         Args:
@@ -617,6 +608,7 @@ class Remover:
     ) -> RemovalBatch:
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
+        self._in_flight.running += 1
         operations: list[Operation]
         if self._reaps:
             operations = removing(entries, in_one_step=self._removes, durable=durable)
@@ -628,8 +620,9 @@ class Remover:
 class _Removals:
     """The removals of one batch."""
 
-    def __init__(self, catalog: Catalog, batches: Sequence[RemovalBatch]) -> None:
-        self._catalog = catalog
+    def __init__(self, core: Core, batches: Sequence[RemovalBatch]) -> None:
+        self._catalog = core.catalog
+        self._in_flight = core.in_flight
         self._batches = batches
         self.operations = (
             batches[0].operations
@@ -638,17 +631,24 @@ class _Removals:
         )
 
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
-        each = iter(outcomes)
+        self._in_flight.end(len(self._batches))
+        start = 0
         for batch in self._batches:
-            batch.end(self._end(batch, list(islice(each, len(batch.operations)))))
+            stop = start + len(batch.operations)
+            batch.end(self._end(batch, outcomes[start:stop]))
+            start = stop
 
     def _end(self, batch: RemovalBatch, outcomes: Sequence[Outcome]) -> MQError | None:
         """End the moves of a batch in the catalog; the error of the last message that could not be removed."""
         error = None
-        is_reaped = isinstance(batch.operations[-1], Unlink)
+        has_unlinks = isinstance(batch.operations[-1], Unlink)
         unlinked = outcomes[-len(batch.entries) :]  # the same where each is removed by one operation
         for left, outcome, last in zip(batch.entries, outcomes, unlinked, strict=False):
-            if outcome.result in (Result.GONE, Result.EXISTS):
+            if outcome.result is _DONE:
+                is_reaped = has_unlinks and last.result is _DONE
+                now = None if is_reaped else outcome.entry
+                self._catalog.end(left, now, _REMOVE, None, batch.protocol, is_reaped=is_reaped)
+            elif outcome.result in (Result.GONE, Result.EXISTS):
                 if outcome.result is Result.EXISTS:
                     self._catalog.end_second_copy(left, Kind.REMOVE)
                 else:
@@ -658,15 +658,11 @@ class _Removals:
                     if batch.strict
                     else error
                 )
-            elif outcome.result is not Result.DONE:
+            else:
                 if batch.were_held:
                     self._catalog.note_returned(left)
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "cannot remove the message")
-            elif is_reaped and last.result is Result.DONE:
-                self._catalog.end_reaped(left, batch.protocol)
-            else:
-                self._catalog.end(left, outcome.entry, Kind.REMOVE, protocol=batch.protocol)
         return error
 
 

@@ -292,7 +292,7 @@ class DeadLetters:
             if is_removed:
                 self._note_removal(entry, each.reason)
             if isinstance(move, Unlink):
-                self._catalog.end_reaped(entry, kind=removal)
+                self._catalog.end(entry, None, removal, is_reaped=True)
                 each.future.set(None)
                 return True
             deaths = self.history(entry)  # the removal forgets them

@@ -144,9 +144,7 @@ class ReadyMessages:
         """
         if index.deleted or index.settings.paused or self._committer.failure:
             return None
-        if index.undelivered and (to_hold or has_to_catch_up(index, most)):
-            return None
-        if to_hold and not index.is_plain:
+        if not index.is_plain() if to_hold else has_to_catch_up(index, most):
             return None
         entries: list[Entry] = []
         last: MessageId | None = None

@@ -23,6 +23,7 @@ from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta
 _KEY_BITS: Final = 128
 _KEY: Final = (1 << _KEY_BITS) - 1
 _FIRST_GIVEN: Final = GIVEN_MS << _KEY_BITS
+_READY: Final = State.READY  # as in the catalog
 _STALE_DEADLINES: Final = 64
 """Deadlines of messages that are gone may stay in the heap up to this number, and more in a long one."""
 
@@ -280,10 +281,9 @@ class QueueIndex:
         is_moved = bool(self.delivering or self.dropping)
         return is_moved or not self.new.keys().isdisjoint(self.returned)
 
-    @property
     def is_plain(self) -> bool:
-        """Whether its order is that of its messages alone: no groups take turns, or are waited for."""
-        return self.groups is None and self._turns is None
+        """Whether its order is that of its READY messages alone: no groups take turns, and none is undelivered."""
+        return self.groups is None and self._turns is None and not (self.new or self.delivering or self.dropping)
 
     @property
     def ready(self) -> int:
@@ -336,7 +336,7 @@ class QueueIndex:
 
     def add(self, entry: Entry) -> None:
         """Add a message, or replace its entry."""
-        if entry.state is State.READY:
+        if entry.state is _READY:
             if entry.id not in self.claims:
                 self._add_ready(entry)
                 return
@@ -678,7 +678,7 @@ class QueueIndex:
         return self._ready[key] or Entry(self.name, MessageId.from_key(key), State.READY)
 
     def _take_key(self, key: int) -> Entry:
-        entry = self._ready.pop(key) or Entry(self.name, MessageId.from_key(key), State.READY)
+        entry = self._ready.pop(key) or Entry(self.name, MessageId.from_key(key), _READY)
         if self._reordered:
             self._reordered.pop(entry.id, None)
         if self.groups is not None:

@@ -49,6 +49,7 @@ class UnackedMessage(NamedTuple):
 Received = Callable[[list[UnackedMessage], Exception | None], object]
 """Called with messages that a connection holds from now on; or with the error of a request for them."""
 
+_LEASE: Final = Kind.LEASE  # as in the catalog
 _NO_ID: Final = MessageId("00000000-0000-1000-8000-000000000000")
 _DELIVERED: Final = Message("", _NO_ID, BytesBody(b""), Properties(0, None), 0, "")
 """In place of a message that was delivered."""
@@ -126,7 +127,7 @@ class Unacked:
         for entry, message in messages:
             held.append(UnackedMessage(message, self._may_be_known(index, message, entry), entry))
             ids.append(entry.id)
-        self._catalog.tell_held(Kind.LEASE, index.name, ids)
+        self._catalog.tell_held(_LEASE, index.name, ids)
         return held
 
     async def hold(self, request: FetchRequest, wait: float) -> list[UnackedMessage]:
@@ -236,16 +237,7 @@ class Unacked:
             index = self._known.get(entry.queue)
             if index is not None and index.held.get(entry.id) == entry:
                 entries[entry] = None
-
-        def ended(error: Exception | None) -> None:
-            if in_flight.is_closed:
-                in_flight.__exit__()
-            else:
-                in_flight.running -= 1
-            done(error)
-
-        in_flight.running += 1
-        self._remover.submit(list(entries), ended, durable=False, were_held=True)
+        self._remover.submit(list(entries), done, durable=False, were_held=True)
         return True
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:

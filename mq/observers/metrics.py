@@ -17,6 +17,7 @@ LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21_60
 """Seconds, for how long a message waits."""
 
 
+_LEASE: Final = Kind.LEASE  # as in the broker's catalog
 OTHERS: Final = "*"
 """Stands for the queues that are counted together. No queue has that name."""
 DELIVERY_AGE: Final = "delivery_age"
@@ -93,21 +94,21 @@ class Metrics:
         if self._clock() >= self._slot_ends:
             self.catch_up()
         lately = self._lately
-        for transition in transitions:
-            lately[transition.kind][transition.queue] += 1
-            if transition.size is not None:
-                self._bytes[transition.queue] += transition.size
-            if transition.destination is not None:
-                self._arrived[transition.destination] += 1
-            if transition.kind is Kind.LEASE:
-                self._ages.observe(max(0.0, (transition.time_ns - transition.id.published_ns) / 1e9))
+        for kind, queue, id, _, _, time_ns, size, _, destination, _ in transitions:
+            lately[kind][queue] += 1
+            if size is not None:
+                self._bytes[queue] += size
+            if destination is not None:
+                self._arrived[destination] += 1
+            if kind is _LEASE:
+                self._ages.observe(max(0.0, (time_ns - id.published_ns) / 1e9))
 
     def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
         """Count these, too."""
         if self._clock() >= self._slot_ends:
             self.catch_up()
         self._lately[kind][queue] += len(ids)
-        if kind is Kind.LEASE:
+        if kind is _LEASE:
             now_ns = time.time_ns()
             for id in ids:
                 self._ages.observe(max(0.0, (now_ns - id.published_ns) / 1e9))  # a clock may have been set back
