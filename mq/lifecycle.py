@@ -175,9 +175,13 @@ class Observer(Protocol):
 class DetailedObserver(Observer, Protocol):  # not runtime_checkable: mypyc refuses that
     """An observer that is told of more than transitions, because it has these methods, too."""
 
-    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
-        """These were handed out (LEASE), or came back (REQUEUE), in memory alone: no transitions, as the store knows
-        nothing of it. Must not block and must not raise."""
+    def held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
+        """Messages were handed out (LEASE), or came back (REQUEUE), in memory alone: no transitions, as the store knows
+        nothing of it. Must not block and must not raise.
+
+        Args:
+            times: when their ids were made, in UUID ticks.
+        """
 
     def histogram(self, span: Span) -> Histogram:
         """Return where to count the seconds that something takes."""

@@ -680,7 +680,9 @@ class ClaimedMessages:
 
     def told(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that a claim has from now on."""
-        self._upkeep.in_turns(ids, lambda some: self._catalog.tell_held(Kind.LEASE, index.name, some))
+        self._upkeep.in_turns(
+            ids, lambda some: self._catalog.tell_held(Kind.LEASE, index.name, [id.time for id in some])
+        )
 
     def let_go(self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]) -> None:
         """Have the messages of a claim returned, after its lease has ended."""

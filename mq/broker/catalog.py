@@ -260,10 +260,11 @@ class Catalog:
         """Where to count the seconds that something takes: one for each observer that wants to know."""
         return [observer.histogram(span) for observer in self._detailed]
 
-    def tell_held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
-        """Tell the observers of messages that were handed out, or came back, in memory alone."""
+    def tell_held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
+        """Tell the observers of messages that were handed out, or came back, in memory alone: when their ids were made,
+        in UUID ticks."""
         for observer in self._detailed:
-            observer.held(kind, queue, ids)
+            observer.held(kind, queue, times)
 
 
 class CatalogEvents:

@@ -6,7 +6,7 @@ lease that the broker renews until the message is settled; when the broker dies,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -90,7 +90,8 @@ class Unacked:
 
     def loaded(self) -> None:
         """Note that the store's messages are loaded: each of them may have been delivered before."""
-        self._loaded_until = self._ids.last  # a hold in memory leaves no trace on disk
+        if not self._are_leased:  # else its receives say so: a hold in memory leaves no trace on disk
+            self._loaded_until = self._ids.last
 
     def hold_now(
         self,
@@ -123,12 +124,7 @@ class Unacked:
             return None if messages is None else []
         if precedence is not None:
             self._waiters.keep_place(index, precedence)
-        held, ids = [], []
-        for entry, message in messages:
-            held.append(UnackedMessage(message, self._may_be_known(index, message, entry), entry))
-            ids.append(entry.id)
-        self._catalog.tell_held(_LEASE, index.name, ids)
-        return held
+        return self._begin(index, messages)
 
     async def hold(self, request: FetchRequest, wait: float) -> list[UnackedMessage]:
         """The messages for the request; none if there are none, or none came within `wait` seconds."""
@@ -179,15 +175,21 @@ class Unacked:
         return withdraw
 
     def _received(self, request: FetchRequest, messages: Sequence[Message]) -> list[UnackedMessage]:
-        index = request.index
-        held = [
-            UnackedMessage(message, self._may_be_known(index, message, entry), entry)
-            for message, entry in zip(messages, request.held, strict=True)
-        ]
-        if request.holds and held:
-            self._catalog.tell_held(Kind.LEASE, index.name, [each.entry.id for each in held])
-        elif held:
+        held = self._begin(request.index, zip(request.held, messages, strict=True))
+        if not request.holds:
             self._renewed |= {(each.entry.queue, each.entry.id): each.to_settle() for each in held}
+        return held
+
+    def _begin(self, index: QueueIndex, messages: Iterable[tuple[Entry, Message]]) -> list[UnackedMessage]:
+        """Note that a connection holds messages from now on."""
+        held, times = [], []
+        for entry, message in messages:
+            time = entry.id.time
+            times.append(time)
+            is_known = time <= self._loaded_until or message.receives > 1 or entry.id in index.returned
+            held.append(UnackedMessage(message, is_known, entry))
+        if not self._are_leased:  # a lease is a transition
+            self._catalog.tell_held(_LEASE, index.name, times)
         return held
 
     def exclude(self, index: QueueIndex) -> Exclusion:
@@ -392,14 +394,7 @@ class Unacked:
         for index, entries in self._by_queue(in_memory):
             self._unacked_deliverer.put_back(index, entries, is_returned=redelivered)
             if redelivered:
-                self._catalog.tell_held(Kind.REQUEUE, index.name, [entry.id for entry in entries])
-
-    def _may_be_known(self, index: QueueIndex, message: Message, entry: Entry) -> bool:
-        if message.receives > 1 or entry.id in index.returned:
-            return True
-        if self._are_leased:
-            return False  # a hold is a lease there, and counted in the receives
-        return entry.id.time <= self._loaded_until
+                self._catalog.tell_held(Kind.REQUEUE, index.name, [entry.id.time for entry in entries])
 
     async def _renew(self, held: UnackedMessage) -> None:
         entry, index = held.entry, self._catalog.queues.get(held.entry.queue)

@@ -103,15 +103,15 @@ class Metrics:
             if kind is _LEASE:
                 self._ages.observe(max(0.0, (time_ns - id.published_ns) / 1e9))
 
-    def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
+    def held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
         """Count these, too."""
         if self._clock() >= self._slot_ends:
             self.catch_up()
-        self._lately[kind][queue] += len(ids)
+        self._lately[kind][queue] += len(times)
         if kind is _LEASE:
             now_ns = time.time_ns()
-            for id in ids:
-                self._ages.observe(max(0.0, (now_ns - id.published_ns) / 1e9))  # a clock may have been set back
+            for ticks in times:  # a clock may have been set back
+                self._ages.observe(max(0.0, (now_ns - MessageId.time_ns(ticks)) / 1e9))
 
     def histogram(self, span: Span) -> Histogram:
         """Return where the seconds that something takes are counted."""

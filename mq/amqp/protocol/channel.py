@@ -18,7 +18,7 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO, SERVER_NAMED
 from mq.amqp.model.topology import server_named
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.commands import ChannelCommand, ChannelKey, Result, Settlement
+from mq.amqp.protocol.commands import ACKNOWLEDGED, ChannelCommand, ChannelKey, Result, Settlement
 from mq.amqp.protocol.declare_methods import DeclareMethods
 from mq.amqp.protocol.deliveries import Deliveries
 from mq.amqp.protocol.publishes import ChannelFrame, ChannelState, Mode, PublishingChannel
@@ -235,7 +235,7 @@ class Channel(PublishingChannel):
         self._session.send_method(self.key.number, methods.Basic.QosOk)
 
     def _ack(self, method: methods.Basic.Ack) -> None:
-        self._settle(Settlement.ACKNOWLEDGED, [(method.delivery_tag, method.multiple)])
+        self._settle(ACKNOWLEDGED, [(method.delivery_tag, method.multiple)])
 
     def _reject(self, method: methods.Basic.Nack | methods.Basic.Reject) -> None:
         outcome = Settlement.REQUEUED if method.requeue else Settlement.REJECTED

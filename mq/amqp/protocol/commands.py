@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mq.access import User
 from mq.amqp.model.declared import Binding, Exchange, Queue
@@ -33,6 +33,9 @@ class Settlement(Enum):
     """It goes back to its place, or to the back where its queue says so."""
     REJECTED = "rejected"
     """It goes to the dead-letter exchange of its queue, or is removed."""
+
+
+ACKNOWLEDGED: Final = Settlement.ACKNOWLEDGED  # as in the connection
 
 
 class PublishedMessage(NamedTuple):

@@ -116,6 +116,10 @@ class ConnectionState(Enum):
 
 BEFORE_LOGIN: Final = (ConnectionState.BEGINNING, ConnectionState.STARTING, ConnectionState.JUDGING)
 """The states of a client that has not proved who it is."""
+_OPEN: Final = ConnectionState.OPEN  # to look up a member of an Enum takes as long as three calls in Python 3.11
+_CLOSING: Final = ConnectionState.CLOSING
+_CHANNEL_CLOSED: Final = ChannelState.CLOSED
+_READS_NOTHING: Final = (ConnectionState.LEAVING, ConnectionState.LEFT, ConnectionState.OVER)
 
 
 class Connection:
@@ -173,7 +177,7 @@ class Connection:
     def receive(self, data: bytes) -> None:
         """Bytes that came. Take all commands before the next ones."""
         self._heartbeats.dead_at = self._clock() + self._heartbeats.dead_after
-        if self.state is ConnectionState.OPEN and not self._is_deaf:  # nearly always
+        if self.state is _OPEN and not self._is_deaf:  # nearly always
             self._reader.feed(data)
         elif self.state is ConnectionState.LEFT:
             self._dropped += len(data)
@@ -263,7 +267,7 @@ class Connection:
                 self._leave(command, result)
             elif (channel := self.channel(command.channel)) is not None:
                 channel.answer(command, result)
-                if channel.state is ChannelState.CLOSED:
+                if channel.state is _CHANNEL_CLOSED:
                     self._free_if_closed(channel)
         except Refusal as refusal:
             self._fail(refusal, None)
@@ -325,13 +329,13 @@ class Connection:
 
     def _step(self) -> bool:
         """Handle one more frame. False when there is none."""
-        if self.state in (ConnectionState.LEAVING, ConnectionState.LEFT, ConnectionState.OVER) or self._is_deaf:
+        is_open = self.state is _OPEN
+        if self._is_deaf or (not is_open and self.state in _READS_NOTHING):
             return False
         frame: Frame | Together | None = None
         try:
-            if self.state is ConnectionState.BEGINNING:
+            if not is_open and self.state is ConnectionState.BEGINNING:
                 return self._begin()
-            is_open = self.state is ConnectionState.OPEN
             frame = self._reader.read_together() if is_open else self._reader.read()
             if frame is not None:
                 looked_at = self.session.topology.looked_at
@@ -370,13 +374,13 @@ class Connection:
         return True
 
     def _take(self, frame: Frame) -> None:
-        if self.state is ConnectionState.CLOSING:
+        if self.state is _CLOSING:
             self._take_while_closing(frame)
         elif isinstance(frame, HeartbeatFrame):
             self._take_heartbeat()
         elif not frame.channel:
             self._take_own(frame)
-        elif self.state is not ConnectionState.OPEN:
+        elif self.state is not _OPEN:
             raise Refusal(
                 Code.CHANNEL_ERROR,
                 f"unexpected frame on channel {frame.channel} in connection state {self.state.value}",
@@ -391,7 +395,7 @@ class Connection:
             raise Refusal(Code.CHANNEL_ERROR, f"channel number {number} exceeds the maximum of {self._channel_max}")
         if channel is not None:
             channel.handle(frame)
-            if channel.state is ChannelState.CLOSED:
+            if channel.state is _CHANNEL_CLOSED:
                 self._free_if_closed(channel)
         elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
             self._count_channels(len(self._channels) + 1)

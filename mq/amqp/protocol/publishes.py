@@ -14,7 +14,7 @@ from mq.access import Right
 from mq.amqp.model.arguments import OVERFLOW
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO
-from mq.amqp.protocol.commands import ChannelKey, PublishedMessage, Settlement
+from mq.amqp.protocol.commands import ACKNOWLEDGED, ChannelKey, PublishedMessage, Settlement
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD, MOST_BYTES_TOGETHER, MOST_TOGETHER, Session
 from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import (
@@ -49,6 +49,9 @@ class ChannelState(Enum):
     """The client has closed it, or its connection. The close-ok follows once what it published is stored; confirms are
     still sent until then."""
     CLOSED = "closed"
+
+
+_OPEN: Final = ChannelState.OPEN  # as in the connection
 
 
 class Mode(Enum):
@@ -127,7 +130,7 @@ class PublishingChannel(ABC):
         Raises:
             Refusal: it ends the connection; what ends the channel alone is told to the client.
         """
-        if self.state is not ChannelState.OPEN:
+        if self.state is not _OPEN:
             self._handle_while_closing(frame)
             return
         try:
@@ -137,7 +140,7 @@ class PublishingChannel(ABC):
             if isinstance(frame, PublishFrames):
                 self._publish_whole(frame)
             elif isinstance(frame, AckFrames):
-                self._settle(Settlement.ACKNOWLEDGED, frame.tags)
+                self._settle(ACKNOWLEDGED, frame.tags)
             elif isinstance(frame, MethodFrame):
                 self._call(frame.method)
             else:

@@ -18,6 +18,7 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import DEFAULT_VHOST, encode
 from mq.amqp.model.topology import Topology
 from mq.amqp.protocol.commands import (
+    ACKNOWLEDGED,
     Command,
     Credit,
     PublishedMessage,
@@ -87,7 +88,7 @@ class Outbox:
         self.messages: list[PublishedMessage] = []
         self.message_bytes = 0
         self.deliveries: list[UnsettledDelivery] = []
-        self.outcome = Settlement.ACKNOWLEDGED
+        self.outcome = ACKNOWLEDGED
 
     def settle(self, outcome: Settlement, deliveries: Iterable[UnsettledDelivery]) -> None:
         """Settle more deliveries."""
@@ -101,7 +102,7 @@ class Outbox:
     def feed(self, command: Credit) -> None:
         """A consumer has credit again. It goes ahead of the acknowledgements that gave it: what they remove is out of
         its queue already, so the next messages can be sent while the store removes it."""
-        if self.messages or self.outcome is not Settlement.ACKNOWLEDGED:
+        if self.messages or self.outcome is not ACKNOWLEDGED:
             self.close()
         at = len(self.whole)
         while at and is_acknowledgement(self.whole[at - 1]):
@@ -126,7 +127,7 @@ class Outbox:
 
 def is_acknowledgement(command: Command) -> TypeGuard[Settle]:
     """Whether it settles deliveries by acknowledging them."""
-    return isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED
+    return isinstance(command, Settle) and command.outcome is ACKNOWLEDGED
 
 
 class Confirming(Protocol):

@@ -12,7 +12,7 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import Done, Result
-from mq.amqp.server.client_connection import ClientConnection
+from mq.amqp.server.client_connection import MOST_BYTES_UNSENT, ClientConnection
 from mq.amqp.server.delivery import arrival, delivery_bytes, read
 from mq.amqp.server.publishes import PublishQueue, return_messages
 from mq.amqp.server.refusals import refusal_of
@@ -130,7 +130,7 @@ class ServedChannel:
     def get_now(self, command: commands.Get) -> Awaitable[Result] | None:
         """Answer a get in this step. Where that takes longer, or it is refused, return what does it."""
         queue = command.queue
-        if not self._client.socket.has_room or not self._publishes.is_empty:
+        if self._client.socket.unsent >= MOST_BYTES_UNSENT or not self._publishes.is_empty:
             return self.get(command)
         if queue.arguments and _has_single_consumer(queue):
             return self.get(command)

@@ -14,7 +14,7 @@ import trio
 
 from mq.access.certificates import common_name
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.commands import ChannelKey, Credit, Done, PublishMessages, Result, Settle, Settlement
+from mq.amqp.protocol.commands import ACKNOWLEDGED, ChannelKey, Credit, Done, PublishMessages, Result, Settle
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, ConnectionState
 from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, ClientConnection
 from mq.amqp.server.declarations import DECLARATIONS
@@ -38,6 +38,7 @@ logger = logging.getLogger("mq.amqp")
 
 _CLOSED: Final = FewLines(logger, logging.INFO, "closed the connection of AMQP client %s: %s")
 
+_OPEN: Final = ConnectionState.OPEN  # as in the connection
 READ_BYTES: Final = 128 * 1024
 """The most bytes in one read."""
 READ_BYTES_BEFORE_LOGIN: Final = 8 * 1024
@@ -314,7 +315,7 @@ class ServedConnection(ClientConnection):
             if consumer is not None:
                 self.connection.frames_left -= consumer.feed() * (MESSAGE // FRAME)
             return None
-        if isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED:
+        if isinstance(command, Settle) and command.outcome is ACKNOWLEDGED:
             removals.begin(list(map(_TOKEN, command.deliveries)))
             is_much = removals.count > removals.most and self.nursery is not None
             return removals.wait(for_all=False) if is_much else None
@@ -433,8 +434,10 @@ class ServedConnection(ClientConnection):
     def flush(self) -> None:
         """Send what was written: at once what the kernel takes, and the rest in a task."""
         connection = self.connection
+        was_open, is_open = self._was_open, connection.state is _OPEN
+        self._was_open = is_open
         if connection.sending or connection.session.unflushed:
-            data, is_last = connection.outgoing(), connection.state is ConnectionState.LEFT
+            data, is_last = connection.outgoing(), not is_open and connection.state is ConnectionState.LEFT
             if data and self._plain is not None and not self.socket.unsent and not is_last:
                 try:  # noqa: SIM105 - a context manager is three calls
                     data = data[self._plain.send(data) :]
@@ -442,8 +445,7 @@ class ServedConnection(ClientConnection):
                     pass  # no room; the writing task finds out whether the connection broke
             if data:
                 self.socket.put(data, is_last=is_last)
-        was_open, self._was_open = self._was_open, connection.state is ConnectionState.OPEN
-        if not (was_open and self._was_open):  # else it wakes later and later
+        if not (was_open and is_open):  # else it wakes later and later
             wake_at = connection.wake_at()
             if wake_at < self._sleeps_until:
                 self._sleeps_until = self._sleep.deadline = wake_at

@@ -91,7 +91,7 @@ class ServedConsumer(QueueConsumer):
         to send; its task does what takes longer."""
         if not self._fed or self._withdraw is not None:
             return 0  # its task is at it, or messages are awaited
-        credit, taken = self._credit, 0
+        credit, taken = self._credit(), 0
         if credit and not self._lacking:
             try:
                 held = self._broker.hold_now(
@@ -112,7 +112,6 @@ class ServedConsumer(QueueConsumer):
         """Let its task look again: it may be the active one now."""
         self._fed.unpark()
 
-    @property
     def _credit(self) -> int:
         if self._deliveries is None or (self._is_single and not self.is_active):
             return 0
@@ -124,7 +123,7 @@ class ServedConsumer(QueueConsumer):
         Raises:
             MQError: as the task would.
         """
-        most = self._credit
+        most = self._credit()
         if not most:
             self._precedence.step_aside()
             return True
@@ -224,7 +223,7 @@ class ServedConsumer(QueueConsumer):
                     if self._lacking:
                         self._precedence.step_aside()
                         await self._wait_for_memory()
-                    if self._withdraw is None and (most := self._credit):
+                    if self._withdraw is None and (most := self._credit()):
                         held_now = self._broker.hold_now(
                             self.queue.key, most, exclusion=self.exclusion, precedence=self._precedence
                         )
@@ -234,7 +233,7 @@ class ServedConsumer(QueueConsumer):
                     elif not self._held:
                         self._held = await self._broker.hold(
                             self.queue.key,
-                            self._credit,
+                            self._credit(),
                             wait=math.inf,
                             exclusion=self.exclusion,
                             precedence=self._precedence,

@@ -11,7 +11,7 @@ import trio
 
 from mq import turns
 from mq.amqp.model.arguments import DELIVERY_LIMIT, QUEUE_TYPE, QUORUM, REQUEUE
-from mq.amqp.protocol.commands import Settlement, UnsettledDelivery
+from mq.amqp.protocol.commands import ACKNOWLEDGED, Settlement, UnsettledDelivery
 from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.refusals import refusal_of
 from mq.amqp.server.state import AmqpState
@@ -97,7 +97,7 @@ async def _settle(
             if durable:
                 raise
 
-    if outcome is Settlement.ACKNOWLEDGED:
+    if outcome is ACKNOWLEDGED:
         await state.broker.acknowledge(_held(deliveries), durable=durable)
     else:
         await _for_each_queue(deliveries, put_back if outcome is Settlement.REQUEUED else reject)
