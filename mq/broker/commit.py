@@ -266,16 +266,15 @@ class Committer:
             messages: how many messages they are about.
             then: called with one outcome for each operation, in order, and with the times of the batch.
         """
-        if self.instant is not None and self.commit_now(partial(_Made, make, then), messages):
+        if self.instant is not None and self.commit_now(_Made, (make, then), messages):
             return
         submission = Submission(make, messages, then, is_divisible=True)
-        if self.room > 0:
+        if self.room() > 0:
             self.append(submission)
         else:
             self.stand_in_line(partial(self._take_turn, submission))
         self.begin()
 
-    @property
     def room(self) -> int:
         """How many messages more the next batch takes; 0 or less where they have to stand in line."""
         return 0 if self._line.items else self.pace.limit - self._size
@@ -412,13 +411,13 @@ class Committer:
             self._is_served = True
             self._workers.unpark()
 
-    def commit_now(self, begin: Callable[[], Begun], messages: int) -> bool:
+    def commit_now(self, begin: Callable[[T], Begun], items: T, messages: int) -> bool:
         """Commit a few operations in the caller's step. True if they are answered, or wait for a save worker (where
         the store does not do them at once); False, and nothing has begun, if they have to wait for others, or the step
         has done its turn: submit them then.
 
         Args:
-            begin: called just before the store, if at all.
+            begin: called with the items just before the store, if at all.
         """
         storage = self.instant
         if storage is None or self._is_served or messages > MOST_AT_ONCE or self._waiting or self._line.items:
@@ -428,7 +427,7 @@ class Committer:
         self._is_served = True  # what completions submit comes behind this
         try:
             began = self._now()
-            begun = begin()
+            begun = begin(items)
             if not self._do_now(storage, begun.operations, begun.done, began):
                 submission = Submission(lambda: begun.operations, messages, begun.done)
                 submission.begin(began)
@@ -730,9 +729,9 @@ class _Made:
 
     __slots__ = ("done", "operations")
 
-    def __init__(self, make: Make, done: Then) -> None:
+    def __init__(self, call: tuple[Make, Then]) -> None:
+        make, self.done = call
         self.operations = make()
-        self.done = done
 
 
 class Together(Generic[T]):
@@ -761,9 +760,9 @@ class Together(Generic[T]):
         """
         committer = self._committer
         size = len(items) if messages is None else messages
-        if not items or (committer.instant is not None and committer.commit_now(partial(self.begin, items), size)):
+        if not items or (committer.instant is not None and committer.commit_now(self.begin, items, size)):
             return
-        if size <= committer.room:
+        if size <= committer.room():
             if messages is None and size > MOST_OF_A_CALL:
                 self._add_each(items)
             else:

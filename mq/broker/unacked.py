@@ -22,7 +22,7 @@ from mq.broker.exclusion import Exclusion
 from mq.broker.index import QueueIndex, order_of, priority_of
 from mq.broker.jobs import MoveJob, last_error
 from mq.broker.leases import Leases
-from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
+from mq.broker.waiters import HOLD, FetchRequest, Precedence, Waiters
 from mq.errors import Conflict, MQError, NoSuchMessage, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
 from mq.message import BytesBody, Message, MessageId, Properties
@@ -154,9 +154,7 @@ class Unacked:
         index = self._known.get(queue)
         if index is None or self._others_move:
             return None
-        request = FetchRequest(
-            index, most, waits=True, handing=Handing.HOLD, exclusion=exclusion, precedence=precedence
-        )
+        request = FetchRequest(index, most, waits=True, handing=HOLD, exclusion=exclusion, precedence=precedence)
 
         def answered(error: Exception | None) -> None:
             held = [] if error is not None else self._received(request, request.future.value or [])

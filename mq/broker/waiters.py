@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import trio
 
@@ -80,6 +80,10 @@ class Handing(Enum):
     """They are removed at once."""
     HOLD = "hold"
     """They stay READY, and memory notes that they are held."""
+
+
+HOLD: Final = Handing.HOLD  # as in the catalog
+_REMOVE: Final = Handing.REMOVE
 
 
 class Precedence:
@@ -150,8 +154,8 @@ class FetchRequest:
         self.count = count
         self.seconds = seconds
         self.waits = waits
-        self.takes = handing is Handing.REMOVE
-        self.holds = handing is Handing.HOLD
+        self.takes = handing is _REMOVE
+        self.holds = handing is HOLD
         self.exclusion = exclusion
         self.precedence = precedence
         self.protocol = PROTOCOL.get()
@@ -373,8 +377,11 @@ class Waiters:
 
     def _wait_queue(self, index: QueueIndex) -> WaitQueue:
         """The queue's wait queue, which is made if it has none."""
-        index.is_waited_for = True
-        return self.queues.setdefault(index, WaitQueue())
+        wait_queue = self.queues.get(index)
+        if wait_queue is None:
+            index.is_waited_for = True
+            wait_queue = self.queues[index] = WaitQueue()
+        return wait_queue
 
     def _tidy(self, index: QueueIndex) -> None:
         wait_queue = self.queues.get(index)

@@ -460,7 +460,6 @@ class PublishQueue:
         if not own and self._idle:
             self._idle.unpark_all()
 
-    @property
     def is_empty(self) -> bool:
         """Whether everything is stored, or refused."""
         return not self.size and self.failure is None

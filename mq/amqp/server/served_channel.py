@@ -130,7 +130,7 @@ class ServedChannel:
     def get_now(self, command: commands.Get) -> Awaitable[Result] | None:
         """Answer a get in this step. Where that takes longer, or it is refused, return what does it."""
         queue = command.queue
-        if self._client.socket.unsent >= MOST_BYTES_UNSENT or not self._publishes.is_empty:
+        if self._client.socket.unsent >= MOST_BYTES_UNSENT or not self._publishes.is_empty():
             return self.get(command)
         if queue.arguments and _has_single_consumer(queue):
             return self.get(command)
@@ -140,7 +140,8 @@ class ServedChannel:
             return self.get(command)  # which is refused for the same reason
         result: commands.Got | None = None
         if held:
-            found = arrival(held[0], queue, is_asked_for=True) if self._is_small(held[0]) else None
+            is_small = delivery_bytes(held[0].message, self._client.memory.budget) <= UNCOUNTED_BYTES
+            found = arrival(held[0], queue, is_asked_for=True) if is_small else None
             if found is None:
                 return self.get(command, held)
             if command.no_ack:
@@ -177,9 +178,6 @@ class ServedChannel:
         except QueueHeld as error:
             text = f"queue '{queue.name}' in vhost '{queue.vhost}' is in exclusive use"
             raise Refusal(Code.ACCESS_REFUSED, text) from error
-
-    def _is_small(self, held: UnackedMessage) -> bool:
-        return delivery_bytes(held.message, self._client.memory.budget) <= UNCOUNTED_BYTES
 
     async def _get_slowly(self, command: commands.Get, held: list[UnackedMessage]) -> Result:
         """Read a message, and reserve memory for it. Damaged ones are passed over."""

@@ -246,7 +246,8 @@ class ServedConnection(ClientConnection):
         if self._arrival is not None:
             self._arrivals.close()
             self._arrival = None
-        most = READ_BYTES_BEFORE_LOGIN if self.connection.state in BEFORE_LOGIN else READ_BYTES
+        is_known = self._was_open or self.connection.state not in BEFORE_LOGIN
+        most = READ_BYTES if is_known else READ_BYTES_BEFORE_LOGIN
         if self._plain is None:
             return await self._stream.receive_some(most)
         while True:  # as `receive_some` of the stream, in a third of its calls
@@ -398,7 +399,7 @@ class ServedConnection(ClientConnection):
 
     async def wait_until_stored(self) -> None:
         """Wait until everything published before is stored, or refused."""
-        if not self.publishes.is_empty:
+        if not self.publishes.is_empty():
             await self.publishes.wait_until_empty()
 
     async def work_again(self) -> None:

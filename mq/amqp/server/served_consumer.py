@@ -101,7 +101,7 @@ class ServedConsumer(QueueConsumer):
                     taken = len(held)
                 if taken == credit:
                     return taken
-                if held is not None and len(held) == taken and self._wait():
+                if held is not None and len(held) == taken and self._wait(self._credit()):
                     return taken
             except MQError:
                 pass  # of which its task hears, too
@@ -117,13 +117,12 @@ class ServedConsumer(QueueConsumer):
             return 0
         return self._deliveries.credit(self.tag)
 
-    def _wait(self) -> bool:
-        """Wait for messages, or for credit, without the task. False where only the task can.
+    def _wait(self, most: int) -> bool:
+        """Wait for up to `most` messages, or for credit, without the task. False where only the task can.
 
         Raises:
             MQError: as the task would.
         """
-        most = self._credit()
         if not most:
             self._precedence.step_aside()
             return True
@@ -140,7 +139,7 @@ class ServedConsumer(QueueConsumer):
                 self._held = held  # it has ended, or others of its channel have had the credit
             elif held and self._write(held):
                 self._broker.progress.after[self._client.send_answers] = None
-                if self._wait():
+                if self._wait(self._credit()):
                     return
         except MQError:
             pass  # of which its task hears, too
@@ -223,17 +222,18 @@ class ServedConsumer(QueueConsumer):
                     if self._lacking:
                         self._precedence.step_aside()
                         await self._wait_for_memory()
-                    if self._withdraw is None and (most := self._credit()):
+                    most = self._credit() if self._withdraw is None else 0
+                    if most:
                         held_now = self._broker.hold_now(
                             self.queue.key, most, exclusion=self.exclusion, precedence=self._precedence
                         )
                         self._held = held_now or []
-                    if not self._held and (self._withdraw is not None or self._wait()):
+                    if not self._held and (self._withdraw is not None or self._wait(most)):
                         await self._fed.park()
                     elif not self._held:
                         self._held = await self._broker.hold(
                             self.queue.key,
-                            self._credit(),
+                            most,
                             wait=math.inf,
                             exclusion=self.exclusion,
                             precedence=self._precedence,
