@@ -119,8 +119,8 @@ class MessageId(str):
     @classmethod
     def from_key(cls, key: int) -> MessageId:
         """The id whose :attr:`key` is `key`."""
-        digits = f"{key:031x}"
-        return str.__new__(cls, f"{digits[7:15]}-{digits[3:7]}-1{digits[:3]}-{digits[15:19]}-{digits[19:]}")
+        digits = key.to_bytes(16).hex()
+        return str.__new__(cls, f"{digits[8:16]}-{digits[4:8]}-1{digits[1:4]}-{digits[16:20]}-{digits[20:]}")
 
 
 class MessageIds:

@@ -134,11 +134,6 @@ class ClientSocket:
         self.unsent -= size
         self._has_sent.unpark_all()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the client has read most of what was sent."""
-        return self.unsent < MOST_BYTES_UNSENT
-
     async def wait_for_room(self, stalled: Callable[[], None] | None = None) -> None:
         """Wait until the client has read most of what was sent; call `stalled` first if it has not."""
         if stalled is not None and self.unsent >= MOST_BYTES_UNSENT:

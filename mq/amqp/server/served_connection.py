@@ -218,8 +218,7 @@ class ServedConnection(ClientConnection):
 
     async def _time_to_read(self) -> None:
         """Wait while the client reads too little, or publishes too much."""
-        if not self.socket.has_room:
-            await self.socket.wait_for_room()
+        await self.socket.wait_for_room()
         if self.publishes.size > UNCOUNTED_BYTES and not self.publishes.has_room:
             await self.publishes.wait_for_room()
         if self._is_publisher:  # one that only consumes is read on: its acknowledgements go through

@@ -17,7 +17,7 @@ from mq import turns
 from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM, SINGLE_ACTIVE_CONSUMER
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
 from mq.amqp.protocol.deliveries import Deliveries
-from mq.amqp.server.client_connection import ClientConnection
+from mq.amqp.server.client_connection import MOST_BYTES_UNSENT, ClientConnection
 from mq.amqp.server.delivery import arrival, delivery_bytes, read
 from mq.amqp.server.state import QueueConsumer
 from mq.broker import Exclusion, Precedence, UnackedMessage
@@ -153,7 +153,7 @@ class ServedConsumer(QueueConsumer):
             if found is not None:
                 needed += delivery_bytes(each.message, self._delivering.client.budget)
                 arrivals.append(found)
-        is_now = len(arrivals) == len(held) <= turns.MESSAGES_A_TURN and self._socket.has_room
+        is_now = len(arrivals) == len(held) <= turns.MESSAGES_A_TURN and self._socket.unsent < MOST_BYTES_UNSENT
         is_now = is_now and (needed <= UNCOUNTED_BYTES or self._is_free(needed))
         if not is_now or (self._no_ack and not self._settles(held)):
             self._held = held
