@@ -47,10 +47,11 @@ def _size(value: Any) -> int:
     return size
 
 
-async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival:
+async def read(held: UnackedMessage, queue: Queue, *, no_ack: bool, is_asked_for: bool = False) -> Arrival:
     """Read an unacknowledged message as it is delivered, and close its body.
 
     Args:
+        no_ack: whether it is settled as it is sent.
         is_asked_for: whether a client gets it by ``basic.get``, and not as a consumer.
 
     Raises:
@@ -63,22 +64,22 @@ async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False
         data = await body.read()
         with trio.CancelScope(shield=True):  # on an earlier error the caller closes it
             await body.aclose()
-    return _arrival(held, queue, data, is_asked_for=is_asked_for)
+    return _arrival(held, queue, data, no_ack, is_asked_for)
 
 
-def arrival(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival | None:
+def arrival(held: UnackedMessage, queue: Queue, *, no_ack: bool, is_asked_for: bool = False) -> Arrival | None:
     """As :func:`read`, of a message whose body is in memory; None if it is not, or the message is damaged."""
     body = held.message.body
     try:
-        return _arrival(held, queue, body.data, is_asked_for=is_asked_for) if isinstance(body, BytesBody) else None
+        return _arrival(held, queue, body.data, no_ack, is_asked_for) if isinstance(body, BytesBody) else None
     except CorruptMessage:
         return None
 
 
-def _arrival(held: UnackedMessage, queue: Queue, body: bytes, *, is_asked_for: bool) -> Arrival:
+def _arrival(held: UnackedMessage, queue: Queue, body: bytes, no_ack: bool, is_asked_for: bool) -> Arrival:
     message = held.message
     attributes = message.properties.attributes
-    token = held.to_settle()
+    token = None if no_ack else held.to_settle()
     found = arrival_of(token, message.id, queue.name, attributes, body, redelivered=held.redelivered)
     returns = message.receives - 1
     if queue.arguments.get(QUEUE_TYPE) == QUORUM and (returns > 0 or is_asked_for):

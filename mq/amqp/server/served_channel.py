@@ -141,7 +141,7 @@ class ServedChannel:
         result: commands.Got | None = None
         if held:
             is_small = delivery_bytes(held[0].message, self._client.memory.budget) <= UNCOUNTED_BYTES
-            found = arrival(held[0], queue, is_asked_for=True) if is_small else None
+            found = arrival(held[0], queue, no_ack=command.no_ack, is_asked_for=True) if is_small else None
             if found is None:
                 return self.get(command, held)
             if command.no_ack:
@@ -188,7 +188,7 @@ class ServedChannel:
             while held := held or await self._broker.hold(queue.key):
                 try:
                     room.cover(delivery_bytes(held[0].message, memory.budget))
-                    found = await read(held[0], queue, is_asked_for=True)
+                    found = await read(held[0], queue, no_ack=command.no_ack, is_asked_for=True)
                     if command.no_ack:
                         await self._broker.acknowledge(held)
                     await self._broker.declarations.look(queue.key)

@@ -149,7 +149,7 @@ class ServedConsumer(QueueConsumer):
         """Write messages in this step, as many as a turn has. False where that takes longer: its task delivers them."""
         needed, arrivals = 0, []
         for each in held:
-            found = arrival(each, self.queue)
+            found = arrival(each, self.queue, no_ack=self._no_ack)
             if found is not None:
                 needed += delivery_bytes(each.message, self._delivering.client.budget)
                 arrivals.append(found)
@@ -291,7 +291,7 @@ class ServedConsumer(QueueConsumer):
                     if not covered:
                         break
                 try:
-                    found = await read(left[0], self.queue)
+                    found = await read(left[0], self.queue, no_ack=self._no_ack)
                 except CorruptMessage as error:
                     logger.error(
                         "cannot deliver message %s from queue %s: %s", left[0].message.id, self.queue.name, error
