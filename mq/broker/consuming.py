@@ -522,7 +522,7 @@ class Consumption:
         return next((entry for entry in leased if entry.id == id and entry.meta.receipt == receipt), None)
 
 
-_DONE: Final = Result.DONE  # as in the catalog
+_DONE: Final = Result.DONE  # quicker than an attribute of the enumeration
 _REMOVE: Final = Kind.REMOVE
 _ANSWERS: Final = 4
 """How many answers of a store (:attr:`Committer.together`) are a part of a removal. What is done for one part is done

@@ -110,7 +110,7 @@ class Fulfilment:
             self.broken.add(number_of(entry.id))
 
     def is_out_of_turn(self, entry: Entry) -> bool:
-        """Whether an earlier message of its group was left out: one of those that are broken, if any are."""
+        """Whether an earlier message of its group was left out."""
         return number_of(entry.id) in self.broken
 
 
@@ -144,7 +144,9 @@ class ReadyMessages:
         """
         if index.deleted or index.settings.paused or self._committer.failure:
             return None
-        if not index.is_plain() if to_hold else has_to_catch_up(index, most):
+        if to_hold and not index.is_plain():
+            return None
+        if not to_hold and has_to_catch_up(index, most):
             return None
         entries: list[Entry] = []
         last: MessageId | None = None
@@ -575,7 +577,9 @@ class Deliverer:
         return False
 
     def _message(self, request: FetchRequest, left: Entry, entry: Entry, found: Stored, seconds: float) -> Message:
-        (properties, body), index, (queue, id, _, meta) = found, request.index, entry
+        properties, body = found
+        queue, id, _, meta = entry
+        index = request.index
         if index.groups is not None:
             body = _watched(self.waiters, index, entry, body)
         if request.takes and not isinstance(body, BytesBody):

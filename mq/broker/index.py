@@ -23,7 +23,7 @@ from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta
 _KEY_BITS: Final = 128
 _KEY: Final = (1 << _KEY_BITS) - 1
 _FIRST_GIVEN: Final = GIVEN_MS << _KEY_BITS
-_READY: Final = State.READY  # as in the catalog
+_READY: Final = State.READY  # quicker than an attribute of the enumeration
 _STALE_DEADLINES: Final = 64
 """Deadlines of messages that are gone may stay in the heap up to this number, and more in a long one."""
 

@@ -49,7 +49,7 @@ class UnackedMessage(NamedTuple):
 Received = Callable[[list[UnackedMessage], Exception | None], object]
 """Called with messages that a connection holds from now on; or with the error of a request for them."""
 
-_LEASE: Final = Kind.LEASE  # as in the catalog
+_LEASE: Final = Kind.LEASE  # quicker than an attribute of the enumeration
 _NO_ID: Final = MessageId("00000000-0000-1000-8000-000000000000")
 _DELIVERED: Final = Message("", _NO_ID, BytesBody(b""), Properties(0, None), 0, "")
 """In place of a message that was delivered."""
@@ -186,7 +186,7 @@ class Unacked:
             times.append(time)
             is_known = time <= self._loaded_until or message.receives > 1 or entry.id in index.returned
             held.append(UnackedMessage(message, is_known, entry))
-        if not self._are_leased:  # a lease is a transition
+        if times and not self._are_leased:  # a lease is a transition
             self._catalog.tell_held(_LEASE, index.name, times)
         return held
 

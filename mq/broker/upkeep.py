@@ -438,8 +438,11 @@ class Upkeep(CatalogEvents):
         if self._calendar.add(index, entry):
             self._mover.cancel(entry.id)
         elif self._config.mover:
-            due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
-            self._mover.add(entry, due + self._retry_seconds(index, entry) if index.settings.retry_delay else due)
+            if due is None:
+                due = trio.current_time() + self._remaining_seconds(entry)
+            if index.settings.retry_delay:
+                due += self._retry_seconds(index, entry)
+            self._mover.add(entry, due)
 
     async def _count_age(self, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[Aged]) -> None:
         """Once a doubt has ended, set timers anew: messages from before the start are older than was known then.

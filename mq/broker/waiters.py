@@ -82,7 +82,7 @@ class Handing(Enum):
     """They stay READY, and memory notes that they are held."""
 
 
-HOLD: Final = Handing.HOLD  # as in the catalog
+HOLD: Final = Handing.HOLD  # quicker than an attribute of the enumeration
 _REMOVE: Final = Handing.REMOVE
 
 

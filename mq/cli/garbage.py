@@ -51,8 +51,17 @@ class GarbageRounds(trio.abc.Instrument):
     """
 
     __slots__ = (
-        *("_at_start", "_collect", "_due", "_freeze", "_left"),
-        *("_made", "_middle_due", "_new", "_now", "_old_due"),
+        "_at_start",
+        "_collect",
+        "_due",
+        "_freeze",
+        "_frozen",
+        "_left",
+        "_made",
+        "_middle_due",
+        "_new",
+        "_now",
+        "_old_due",
     )
 
     def __init__(
@@ -63,7 +72,8 @@ class GarbageRounds(trio.abc.Instrument):
         left: Callable[[], int] = lambda: len(gc.get_objects()),
         freeze: Callable[[], object] = gc.freeze,
     ) -> None:
-        self._at_start = 0  # objects that were frozen then
+        self._at_start = 0  # objects that were frozen then, and were left at the last whole collection
+        self._frozen = gc.get_freeze_count()  # others, whether they are in use by now or not
         self._now = now
         self._collect = collect
         self._new = new
@@ -77,24 +87,33 @@ class GarbageRounds(trio.abc.Instrument):
     def begin(self) -> None:
         """Collect garbage in the event loop that runs here from now on, and freeze what the daemon's start has made."""
         self.collect_all()
-        self._at_start = gc.get_freeze_count()
+        gc.freeze()
+        self._at_start, self._frozen = gc.get_freeze_count(), 0
         gc.set_threshold(_NEW_OBJECTS, _NEVER, _NEVER)
         trio.lowlevel.add_instrument(self)
 
     def collect_all(self) -> None:
         """Free what nothing refers to, with what CPython keeps at hand. It takes 1.2 ms for each 1,000 messages.
 
-        Objects from the daemon's start stay frozen as long as few others are: hardly any of them is garbage.
+        Objects from the daemon's start stay frozen as long as few others are: hardly any of them is garbage. What was
+        frozen is counted, not what is left of it: as many objects of a backlog from the start may have gone.
         """
         # The cache of attributes has a reference to each name that was looked up, among them the many equal ones that
         # exception groups make. A few hundred of these kept a third of a mebibyte each from being returned.
         clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
         if clear is not None:
             clear()
-        if gc.get_freeze_count() > self._at_start + FEW_FROZEN:
+        is_whole = self._frozen > FEW_FROZEN
+        if is_whole:
             gc.unfreeze()
         gc.collect()
-        if len(gc.get_objects()) >= FROZEN_OBJECTS:
+        left = self._left()
+        if is_whole:
+            self._at_start = min(self._at_start, left)
+            self._frozen = left - self._at_start
+        elif left >= FROZEN_OBJECTS:
+            self._frozen += left
+        if is_whole or left >= FROZEN_OBJECTS:
             gc.freeze()
 
     def before_io_wait(self, timeout: float) -> None:
@@ -109,7 +128,8 @@ class GarbageRounds(trio.abc.Instrument):
             self._made = 0
             self._middle_due, self._old_due = now + MIDDLE_SECONDS, now + OLD_SECONDS
             self._collect(_OLD)
-            if self._left() >= FROZEN_OBJECTS:
+            if (left := self._left()) >= FROZEN_OBJECTS:
+                self._frozen += left
                 self._freeze()
         elif now >= self._middle_due:
             self._middle_due = now + MIDDLE_SECONDS

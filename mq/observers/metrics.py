@@ -17,7 +17,7 @@ LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21_60
 """Seconds, for how long a message waits."""
 
 
-_LEASE: Final = Kind.LEASE  # as in the broker's catalog
+_LEASE: Final = Kind.LEASE  # quicker than an attribute of the enumeration
 OTHERS: Final = "*"
 """Stands for the queues that are counted together. No queue has that name."""
 DELIVERY_AGE: Final = "delivery_age"

@@ -60,6 +60,8 @@ _READ: Final = 4
 _PIECE: Final = 64 * 1024
 _MOST_BEGUN: Final = 16 * 1024
 """Bytes of a request that is read in one step."""
+_FIFO: Final = b".fifo"
+"""A queue whose name ends so is not served in one step: what its request says would be read twice."""
 _CREDENTIAL: Final = re.compile(r"Credential=[^/,\s]{1,128}/[0-9]{8}/([a-z0-9-]{1,40})/")
 _ACTION: Final = re.compile(rb"(?:\A|&)Action=([A-Za-z]{1,64})(?:&|\Z)")
 _GET: Final = (
@@ -148,7 +150,7 @@ class SqsDoor(Handler):
             region: of a request without a user.
         """
         body = request.body
-        if not isinstance(body, bytes) or len(body) > _MOST_BEGUN:
+        if not isinstance(body, bytes) or len(body) > _MOST_BEGUN or _FIFO in body:
             return None
         user = None
         try:

@@ -158,7 +158,7 @@ class Heads:
             return self._find(head, level)
         id = head[start:end]
         method, path, query, headers, length, is_last, _ = parsed
-        path = path[: start - end] + id
+        path = path[: -len(id)] + id
         return RequestHead(method, path, query, headers, length, is_last, id.decode("ascii")), handler
 
     def _find(self, head: bytes, _: int) -> tuple[RequestHead, Handler] | None:
@@ -331,7 +331,8 @@ class FastHttp1:
                 break
             if size > UNCOUNTED_BYTES:
                 self._input.cover(len(received) + _PARSED * size)
-            self._received, self._has_served = received[size:], True
+            self._received = received[size:]
+            self._has_served = True
             goes_on = await self._serve(*found)
             if self._memory.rooms:
                 self._give_back()
@@ -361,7 +362,8 @@ class FastHttp1:
         # A request that was answered by its completion is followed by the wait for the next one.
         waits_for_first_byte = stream.idle_until is not None
         while True:
-            received, has_begun = self._received, False
+            received = self._received
+            has_begun = False
             if received:
                 if received.startswith(_EMPTY, start):
                     start = looked_at = self._after_empty_lines(start)
@@ -661,7 +663,8 @@ class _BegunRequest:
 
     def _end_with(self, reply: Reply | Later) -> None:
         """Send the answer now, as far as that goes; the task sends the rest."""
-        self._is_over, connection = True, self._connection
+        self._is_over = True
+        connection = self._connection
         socket = connection._socket
         if not socket.sends_now or not isinstance(reply, Reply) or not isinstance(reply.body, bytes):
             self._reply = reply

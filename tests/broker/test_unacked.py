@@ -14,6 +14,7 @@ from mq.broker import Broker, Draft, UnackedMessage, open_broker
 from mq.broker.catalog import LARGEST_BODY
 from mq.errors import Conflict, NoSuchQueue, QueueHeld, StorageError, StorageFailed, StorageFull, StorageStopped
 from mq.lifecycle import Kind, State
+from mq.observers.metrics import Metrics
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Stored
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener
@@ -35,6 +36,32 @@ async def hold(broker: Broker, most: int = 1, wait: float = 0) -> list[UnackedMe
 
 async def bodies(held: Sequence[UnackedMessage]) -> list[bytes]:
     return [await each.message.body.read() for each in held]
+
+
+class Watching(Metrics):
+    """Keeps what it is told of messages that connections hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[Kind, str, int]] = []
+
+    def held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
+        self.told.append((kind, queue, len(times)))
+
+
+async def test_observers_hear_nothing_of_a_hold_that_gets_no_message(autojump_clock: MockClock) -> None:
+    """Each report makes an entry for the queue, which counts against a limit."""
+    watching = Watching()
+    async with open_broker(MemoryStorage(), observers=[watching]) as broker:
+        await broker.create_queue("q")
+        for paused in (True, False):
+            await broker.change_settings("q", {"paused": paused})
+            assert await hold(broker) == []
+            assert await hold(broker, wait=1) == []
+        assert watching.told == []
+        await publish(broker, b"x")
+        await hold(broker)
+    assert watching.told[0] == (Kind.LEASE, "q", 1)
 
 
 async def test_what_is_held_is_nobody_elses_however_long(broker: Broker) -> None:

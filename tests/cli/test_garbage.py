@@ -73,6 +73,32 @@ async def main():
 trio.run(main)
 """
 
+BACKLOG = f"""
+import gc, trio
+from mq.cli.garbage import GarbageRounds
+
+class Message:
+    pass
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+async def main():
+    start = [Message() for _ in range({START_OBJECTS})]
+    garbage = GarbageRounds()
+    garbage.begin()
+    start.clear()
+    lives = [Cycle() for _ in range({FROZEN_OBJECTS})]
+    garbage.collect_all()
+    lives.clear()
+    garbage.collect_all()
+    gc.unfreeze()
+    print(sum(isinstance(each, Cycle) for each in gc.get_objects()))
+
+trio.run(main)
+"""
+
 
 def test_a_round_is_collected_only_when_it_is_due() -> None:
     now, collected, frozen = 0.0, [], []
@@ -119,6 +145,13 @@ def test_objects_from_the_start_are_not_looked_at_again_while_few_others_are_fro
     most, left = map(int, done.stdout.split())
     assert most < START_OBJECTS // 2
     assert left == 0
+
+
+@pytest.mark.slow
+def test_garbage_is_freed_though_as_many_objects_of_the_start_have_gone() -> None:
+    """A daemon that starts with a long backlog has most of its objects from the start for that."""
+    done = subprocess.run([sys.executable, "-c", BACKLOG], check=True, stdout=subprocess.PIPE)
+    assert int(done.stdout) == 0
 
 
 @pytest.mark.slow

@@ -178,4 +178,6 @@ async def test_signatures_and_rights_of_begun_actions(broker: Broker, tmp_path: 
     forged = await forger.begin("SendMessage", QueueUrl=URL, MessageBody="a")
     assert forged is not None
     assert forged[1]["__type"].endswith("SignatureDoesNotMatch")
+    fifo = await forger.begin("SendMessage", QueueUrl=f"{URL}.fifo", MessageBody="a")
+    assert fifo is None  # left to the long way before its signature is verified, which would be done twice
     assert (await broker.status("q")).ready == 1
