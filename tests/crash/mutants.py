@@ -18,6 +18,7 @@ from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.logged import commit as logged
 from mq.storage.files.logged.commit import LoggedPortion
+from mq.storage.files.logged.log import Log
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.mount import Mount
 from mq.storage.files.stepwise.batch import Batch, OrderedBatch
@@ -177,18 +178,29 @@ def _compare_clocks(patch: Patch) -> None:
 
 
 def _tell_before_the_flush(patch: Patch) -> None:
-    """The log is flushed behind the files of a batch, while the first of its clients hear that theirs are there."""
-    commit = logged._commit
+    """The log is flushed behind the files of a batch, while the first of its clients hear that theirs are there.
+
+    Small batches have early results, too: on a slow disk there may be no large ones.
+    """
+    commit, append, is_late = logged._commit, Log.append, False
+    patch.setattr(logged, "_LEAST_PORTIONS", 0)
+
+    def append_late(log: Log, *args: Any, flushes: bool = False, **options: Any) -> int:
+        return append(log, *args, flushes=flushes and not is_late, **options)
 
     def lazily(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Sequence[Outcome]:
-        if early.is_over:
-            return commit(root, portion, early)
-        portion.flushes = False
-        outcomes = commit(root, portion, early)
+        nonlocal is_late
+        early.every = 4
+        is_late = not early.is_over and portion.flushes
+        try:
+            outcomes = commit(root, portion, early)
+        finally:
+            is_late = False
         with root.log.lock:
             root.log.flush()
         return outcomes
 
+    patch.setattr(Log, "append", append_late)
     patch.setattr(logged, "_commit", lazily)
 
 
