@@ -34,6 +34,7 @@ _Kept: TypeAlias = tuple[bytes, Mapping[str, Any], int]
 """A body, the attributes, and the bytes that they take."""
 _READY: Final = State.READY  # to look up a member of an Enum takes as long as three calls in Python 3.11
 _REMOVED: Final = State.REMOVED
+_PUBLISH: Final = Kind.PUBLISH
 _REAP: Final = Kind.REAP
 LARGEST_BODY: Final = 1 << 16
 """Bytes of the longest body that is kept. A longer one is read from the store."""
@@ -63,7 +64,6 @@ class Catalog:
         self.events = CatalogEvents()
         self.closed: Callable[[str], None] = _close
         self._owned: Counter[str] = Counter()  # queues by owner: there may be very many to count
-        self._begun: dict[MessageId, tuple[QueueIndex, bool]] = {}  # moves: of which queue, and whether out of it
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
         self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "histogram")]
@@ -93,19 +93,19 @@ class Catalog:
         Args:
             is_out: whether it is not in the index: it was just taken out, or never was there.
         """
-        assert entry.id not in self.locks, "two moves of one message at a time"
-        self.locks[entry.id] = None
-        index = self.queues.get(entry.queue) or self.leaving.get(entry.queue)
+        queue, id, _, _ = entry
+        assert id not in self.locks, "two moves of one message at a time"
+        index = self.queues.get(queue) or self.leaving.get(queue)
+        self.locks[id] = index, is_leaving, None
         if index is None:
             return
         if not is_out:
-            index.discard(entry.id)
+            index.discard(id)
         index.under_way += 1
-        self._begun[entry.id] = index, is_leaving
         if not is_leaving:
             index.moving += 1
         elif index.bodies is not None:
-            index.bodies.leaving(entry.id)
+            index.bodies.leaving(id)
 
     def end(
         self,
@@ -122,10 +122,9 @@ class Catalog:
         Args:
             is_reaped: whether it is gone because it was removed, and unlinked in the same batch.
         """
-        lot = self.locks.pop(left.id)
+        index, is_leaving, lot = self.locks.pop(left.id)
         if lot is not None:
             lot.unpark_all()
-        index, is_leaving = self._begun.pop(left.id, (None, False))
         is_removed = is_reaped or (now is not None and now.state is _REMOVED)
         has_left = now is None or is_removed or now.queue != left.queue
         if index is not None:
@@ -175,7 +174,7 @@ class Catalog:
             if body is not None:
                 self.recent.keep(entry.id, body, attributes)
             self.place(entry)
-        self.tell(Kind.PUBLISH, None, entry, size, protocol)
+        self.tell(_PUBLISH, None, entry, size, protocol)
 
     def note_returned(self, entry: Entry) -> None:
         """Note that a consumer has had a message which is READY again, or is about to be."""
@@ -185,7 +184,7 @@ class Catalog:
 
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
         """The messages of a queue that are being moved."""
-        return [id for id, (of, _) in self._begun.items() if of is index]
+        return [id for id, (of, _, _) in self.locks.items() if of is index]
 
     def place(self, entry: Entry, due: float | None = None) -> None:
         """Add an entry to the index of its queue, and tell :attr:`events` of it, but not of a fresh READY message that
@@ -287,15 +286,17 @@ class CatalogEvents:
         """The message was removed."""
 
 
-class MessageLocks(dict[MessageId, trio.lowlevel.ParkingLot | None]):
-    """Locks of the messages that are being moved: their ids, each with the tasks that wait for it, if any do."""
+class MessageLocks(dict[MessageId, tuple[QueueIndex | None, bool, trio.lowlevel.ParkingLot | None]]):
+    """Locks of the messages that are being moved: for each id its queue, whether it leaves that queue, and the tasks
+    that wait for it, if any do."""
 
     async def wait(self, id: MessageId) -> None:
         """Wait until a message is not locked."""
         while id in self:
-            lot = self[id]
+            index, is_leaving, lot = self[id]
             if lot is None:
-                lot = self[id] = trio.lowlevel.ParkingLot()
+                lot = trio.lowlevel.ParkingLot()
+                self[id] = index, is_leaving, lot
             await lot.park()
 
 

@@ -523,6 +523,7 @@ class Consumption:
 
 
 _DONE: Final = Result.DONE  # quicker than an attribute of the enumeration
+_DELAYED: Final = State.DELAYED
 _REMOVE: Final = Kind.REMOVE
 _ANSWERS: Final = 4
 """How many answers of a store (:attr:`Committer.together`) are a part of a removal. What is done for one part is done
@@ -717,7 +718,7 @@ def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str
     """The entry of a message, if there is one and the receipt, if any, holds it."""
     if entry is None:
         raise NoSuchMessage(f"message {shorten(id)} is not in queue {index.name}")
-    if receipt is not None and (entry.state is not State.DELAYED or entry.meta.receipt != receipt):
+    if receipt is not None and (entry.state is not _DELAYED or entry.meta.receipt != receipt):
         raise ReceiptMismatch(f"the lease of message {id} has expired. Fetch the message again")
     return entry
 

@@ -24,6 +24,7 @@ _KEY_BITS: Final = 128
 _KEY: Final = (1 << _KEY_BITS) - 1
 _FIRST_GIVEN: Final = GIVEN_MS << _KEY_BITS
 _READY: Final = State.READY  # quicker than an attribute of the enumeration
+_DELAYED: Final = State.DELAYED
 _STALE_DEADLINES: Final = 64
 """Deadlines of messages that are gone may stay in the heap up to this number, and more in a long one."""
 
@@ -344,12 +345,12 @@ class QueueIndex:
             if self.groups is not None:
                 self.groups.block(entry.id, _key_of(entry))
             return
-        if entry.state is State.NEW:
-            self.new[entry.id] = entry
-        elif entry.state is State.DELAYED:
+        if entry.state is _DELAYED:
             before = self.delayed.get(entry.id)
             self.delayed[entry.id] = entry
             self.leased += (entry.meta.receipt is not None) - (before is not None and before.meta.receipt is not None)
+        elif entry.state is State.NEW:
+            self.new[entry.id] = entry
         if self.groups is not None:
             self._note_in_group(self.groups, entry)
 

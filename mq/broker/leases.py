@@ -15,6 +15,7 @@ from mq.broker.waiters import FetchRequest
 from mq.lifecycle import State
 from mq.storage.interface import GIVEN_MS, Entry, Meta, Move
 
+_DELAYED: Final = State.DELAYED  # quicker than an attribute of the enumeration
 STEPS_TO_HAND_OUT: Final = 8
 """Steps of the event loop from the naming of a lease to the answer with its message, and a few more."""
 CALM_SECONDS: Final = 1.0
@@ -89,7 +90,7 @@ class Leases:
         if request.takes:
             return Move(entry, State.REMOVED)
         seconds = self.standing_seconds(self.seconds(request)) + allowance
-        return Move(entry, State.DELAYED, self.meta(entry, seconds), reads=reads)
+        return Move(entry, _DELAYED, self.meta(entry, seconds), reads=reads)
 
     def delayed(self, entry: Entry, seconds: float, receives: int, at_ms: int | None = None) -> Move:
         """The move that ends a message's lease, or a hold, and holds the message back for so many seconds, or until

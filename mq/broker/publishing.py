@@ -68,6 +68,9 @@ LARGEST_GROUP: Final = 512
 """Messages with keys that are written in one group, and so are answered in one step of the event loop."""
 _BYTES_OF_KEY: Final = 200
 """More than a ledger keeps of a key, besides the key itself."""
+_DONE: Final = Result.DONE  # quicker than an attribute of the enumeration
+_NEW: Final = State.NEW
+_READY: Final = State.READY
 _OF_ONE: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE})
 """Why a group is refused for one of its messages, and does not tell for which."""
 _TELLS_NOTHING: Final = frozenset({Result.UNKNOWN, Result.FULL})
@@ -828,7 +831,7 @@ class PublishJob:
             id = publisher.ids.new(draft.group, clock.date_offset_ns + int(clock.elapsed() * 1e9))
         if draft.priority and self._meta.order is None:
             self._meta = self._meta._replace(order=order_of(id.time, draft.priority))
-        direct, body, meta, transient, state = publisher.direct, self._body, self._meta, self._transient, State.NEW
+        direct, body, meta, transient, state = publisher.direct, self._body, self._meta, self._transient, _NEW
         # Under load there is no request, nearly always.
         if (
             may_be_first
@@ -840,7 +843,7 @@ class PublishJob:
             self._is_writing = True
             index.writing += 1
             if self._is_transient_placed() if transient else publisher.is_placed:
-                state = State.READY if meta.deadline_ms is None else State.DELAYED
+                state = _READY if meta.deadline_ms is None else State.DELAYED
             else:
                 self._is_moved = True
                 index.writing_moved += 1
@@ -879,14 +882,14 @@ class PublishJob:
     def done(self, outcome: Outcome, barrier: BatchTimes) -> None:
         """Answer with the id."""
         entry, index, catalog = outcome.entry, self.index, self._publisher.catalog
-        if outcome.result is Result.EXISTS and self._draft.id is not None and self.id is not None:
-            # The caller publishes again: its first try was stored, and the message may have been removed since.
-            self._release()
-            self._tell_landed(self.id)
-            self._answer(self.id)
-            return
-        if outcome.result is not Result.DONE or entry is None:
-            self.give_up(error_of(outcome, "cannot store the message"))
+        if outcome.result is not _DONE or entry is None:
+            if outcome.result is Result.EXISTS and self._draft.id is not None and self.id is not None:
+                # The caller publishes again: its first try was stored, and the message may have been removed since.
+                self._release()
+                self._tell_landed(self.id)
+                self._answer(self.id)
+            else:
+                self.give_up(error_of(outcome, "cannot store the message"))
             return
         if self._is_dispatched:
             # it leaves NEW in the same batch: DirectBatch.done ends this move

@@ -73,13 +73,14 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
 MOST_BESIDE: Final = 16 << 20
 """Bytes that messages may take besides what bodies may have: a limit of bodies alone is none of messages of a byte."""
 _DONE: Final = Outcome(Result.DONE)
+_IS_DONE: Final = Result.DONE  # quicker than an attribute of the enumeration
+_READY: Final = State.READY
 _GONE: Final = Outcome(Result.GONE)
 
 
 class _KeptMessage(NamedTuple):
     meta: Meta
     data: bytes
-    checksum: int
     attributes: bytes
 
 
@@ -278,7 +279,7 @@ class MemoryStorage:
                 return Outcome(Result.GONE)
             body = body.data
         entry = write.entry
-        kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
+        kept = _KeptMessage(entry.meta, body, encode_attributes(write.attributes))
         if self._max_bytes is not None:
             size, beside = len(body), len(kept.attributes) + MESSAGE_BYTES
             full = (
@@ -291,7 +292,7 @@ class MemoryStorage:
         if not self._put(entry, kept):
             return Outcome(Result.EXISTS)
         self._count(entry.queue, kept, 1)
-        return Outcome(Result.DONE, entry)
+        return Outcome(_IS_DONE, entry)
 
     @property
     def limits_memory(self) -> bool:
@@ -326,16 +327,16 @@ class MemoryStorage:
         kept = self._take(left)
         if kept is None:
             return _GONE
-        if not self._put(target, _KeptMessage(target.meta, kept.data, kept.checksum, kept.attributes)):
+        if not self._put(target, _KeptMessage(target.meta, kept.data, kept.attributes)):
             self._put(left, kept)
             return Outcome(Result.EXISTS)
         if self._max_bytes is not None and target.queue != left.queue:
             self._count_of_queue(left.queue, kept, -1)
             self._count_of_queue(target.queue, kept, 1)
-        return Outcome(Result.DONE, target)
+        return Outcome(_IS_DONE, target)
 
     def _is_queue_missing(self, target: Entry) -> bool:
-        return target.state is State.READY and target.queue not in self._records.get(QUEUE, {})
+        return target.state is _READY and target.queue not in self._records.get(QUEUE, {})
 
     def _at(self, entry: Entry) -> _KeptMessage | None:
         kept = self._places.get((entry.state, entry.queue), {}).get(entry.id)
@@ -401,5 +402,4 @@ def _stored(kept: _KeptMessage | None) -> Stored | None:
     if kept is None:
         return None
     attributes = json.loads(kept.attributes) if kept.attributes else {}
-    properties = Properties(len(kept.data), kept.checksum, attributes)
-    return Stored(properties, BytesBody(kept.data))
+    return Stored(Properties(len(kept.data), checksum(kept.data), attributes), BytesBody(kept.data))

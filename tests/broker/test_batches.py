@@ -53,7 +53,8 @@ async def test_a_message_that_is_being_moved_does_not_hold_up_the_changes_of_oth
     moving, other = await broker.fetch_many("q", 2)
     changes = [(each.id, each.receipt, 600.0) for each in (moving, other, other)]
     locks = catalog_of(broker).locks
-    locks[moving.id] = waiting = trio.lowlevel.ParkingLot()
+    waiting = trio.lowlevel.ParkingLot()
+    locks[moving.id] = None, False, waiting
     async with trio.open_nursery() as nursery:
         errors: list[MQError | None] = []
         nursery.start_soon(collect, errors, broker, changes)

@@ -69,8 +69,8 @@ BUGS: Final = {
     ),
     "a lease is not durable": Bug(
         "Leases.move",
-        "Move(entry, State.DELAYED, ..., reads=reads)",
-        "Move(entry, State.DELAYED, ..., reads=reads, durable=False)",
+        "Move(entry, _DELAYED, ..., reads=reads)",
+        "Move(entry, _DELAYED, ..., reads=reads, durable=False)",
     ),
     "a lease is counted from before its move": Bug(
         "Deliverer.leased",
@@ -257,7 +257,7 @@ OF_THE_LOG: Final = {
         "redo", "_drop_refused(folders, records, told, refused_by(told))", "pass"
     ),
     "a delayed message is written where it can be had": Bug(
-        "PublishJob.operation", "State.READY if meta.deadline_ms is None else State.DELAYED", "State.READY"
+        "PublishJob.operation", "_READY if meta.deadline_ms is None else State.DELAYED", "State.READY"
     ),
     "a key is not in one group with its message": Bug(
         "_KeyedGroup.make", "Group((*self.kept.puts, *writes))", "Group(tuple(writes))"
