@@ -25,7 +25,7 @@ from mq.doors.budget import UNCOUNTED_BYTES, ClientMemory, Use
 from mq.doors.readers import REQUEST, Reader
 from mq.errors import BodyIncomplete, CorruptMessage, MQError, NoMemory, StorageError
 from mq.log_lines import REQUESTS
-from mq.message import MESSAGE_ID_PATTERN
+from mq.message import MESSAGE_ID_PATTERN, MessageId
 from mq.turns import BYTE
 from mq.web.exchange import (
     BUG,
@@ -159,7 +159,8 @@ class Heads:
         id = head[start:end]
         method, path, query, headers, length, is_last, _ = parsed
         path = path[: -len(id)] + id
-        return RequestHead(method, path, query, headers, length, is_last, id.decode("ascii")), handler
+        checked = str.__new__(MessageId, id.decode("ascii"))  # the pattern has checked it
+        return RequestHead(method, path, query, headers, length, is_last, checked), handler
 
     def _find(self, head: bytes, _: int) -> tuple[RequestHead, Handler] | None:
         parsed = parse_head(head)
@@ -209,39 +210,37 @@ class DirectSocket:
             trio.lowlevel.notify_closing(self._plain)  # Trio has no other way to end a wait without a scope around it
 
     async def receive(self, max_bytes: int) -> bytes:
-        """The next bytes; none at the end.
-
-        Raises:
-            trio.BrokenResourceError: the connection is broken.
-            trio.ClosedResourceError: it was closed here.
-        """
+        """The next bytes; none at the end, or when the connection is broken or was closed here."""
         plain = self._plain
-        if plain is None:
-            return bytes(await self._stream.receive_some(max_bytes))
-        while True:
-            waits = self._waits
-            if self._is_readable:
-                waits, self._is_readable = 1, False
-            elif waits:
-                self._waits = waits - 1
-                file = plain.fileno()
-                if file < 0:
-                    raise trio.BrokenResourceError("the connection was closed here")
-                await trio.lowlevel.wait_readable(file)
-            else:
-                await trio.lowlevel.checkpoint()
-            try:
-                data = plain.recv(max_bytes)
-            except BlockingIOError:
-                self._waits = self._next_waits
-                self._next_waits = min(2 * self._next_waits, _MOST_WAITS)
-                continue
-            except OSError as error:
-                raise trio.BrokenResourceError from error
-            if not waits:
-                self._next_waits = 1
-            self._stream.last_used = self._now()
-            return data
+        try:
+            if plain is None:
+                return bytes(await self._stream.receive_some(max_bytes))
+            while True:
+                waits = self._waits
+                if self._is_readable:
+                    waits, self._is_readable = 1, False
+                elif waits:
+                    self._waits = waits - 1
+                    file = plain.fileno()
+                    if file < 0:
+                        return b""
+                    await trio.lowlevel.wait_readable(file)
+                else:
+                    await trio.lowlevel.checkpoint()
+                try:
+                    data = plain.recv(max_bytes)
+                except BlockingIOError:
+                    self._waits = self._next_waits
+                    self._next_waits = min(2 * self._next_waits, _MOST_WAITS)
+                    continue
+                except OSError:
+                    return b""
+                if not waits:
+                    self._next_waits = 1
+                self._stream.last_used = self._now()
+                return data
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it, as :meth:`receive` receives. Not a checkpoint where there is room for it."""
@@ -318,20 +317,20 @@ class FastHttp1:
 
     async def _serve_requests(self) -> bytes | None:
         """As :meth:`run`, until a head does not come to its end in time."""
-        while (size := await self._until_head()) is not None:
-            work, received = REQUEST + size * BYTE, self._received
+        while (head := await self._next_head()) is not None:
+            size = len(head)
+            work = REQUEST + size * BYTE
             if not self._reader.pay_at_once(work):
                 await self._reader.pay(work)
-            found = self._heads.find(received[:size])
+            found = self._heads.find(head)
             if found is None:
-                if received.count(b"\n", 0, size) <= MOST_LINES:
-                    return received
+                if head.count(b"\n") <= MOST_LINES:
+                    return head + self._received
                 # The full path would parse each line first, and take twenty times as long.
                 await self._send_refusal(_refusal(refusal_of_head(431)))
                 break
             if size > UNCOUNTED_BYTES:
-                self._input.cover(len(received) + _PARSED * size)
-            self._received = received[size:]
+                self._input.cover(size + len(self._received) + _PARSED * size)
             self._has_served = True
             goes_on = await self._serve(*found)
             if self._memory.rooms:
@@ -355,8 +354,9 @@ class FastHttp1:
         if not self._has_ended:
             await self._stream.linger(self._reader)
 
-    async def _until_head(self) -> int | None:
-        """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""
+    async def _next_head(self) -> bytes | None:
+        """The next head, whole; all that was read where it is certainly not plain; None at the end of the connection.
+        What came behind it stays in :attr:`_received`."""
         stream = self._stream
         start = looked_at = 0  # where the head begins, and where its end is looked for
         # A request that was answered by its completion is followed by the wait for the next one.
@@ -368,10 +368,13 @@ class FastHttp1:
                 if received.startswith(_EMPTY, start):
                     start = looked_at = self._after_empty_lines(start)
                     if start > MOST_EMPTY_LINES * len(_EMPTY):
-                        return len(received)
+                        break
                 end = received.find(_END, looked_at)
                 if end >= 0:
-                    break
+                    end += len(_END)
+                    stream.idle_until = None  # from now on silence does not cancel the scope
+                    self._received = received[end:]
+                    return received[start:end]
                 has_begun = len(received) > start
                 if has_begun and received.startswith(_AMQP) and not self._has_served:
                     await self._send_refusal(_refusal(refusal_of_amqp()))
@@ -381,18 +384,17 @@ class FastHttp1:
                 return None
             if has_begun:
                 if self._has_ended or self._cannot_be_plain(looked_at):
-                    return len(received)
+                    break
                 looked_at = max(start, len(received) - 3)
             if stream.idle_until is None or (has_begun and waits_for_first_byte):
                 waits_for_first_byte = self._has_served and not has_begun
                 seconds = self._patience.keep_alive if waits_for_first_byte else self._patience.head
                 stream.idle_until = stream.last_used + seconds
-            await self._read()
+            self._take_in(await self._socket.receive(LARGEST_READ))
             if stream.is_left:  # a request came as the idle time ended: it was not begun, so nothing is lost
                 await trio.lowlevel.checkpoint_if_cancelled()
-        stream.idle_until = None  # from now on silence does not cancel the scope
-        self._received = received[start:]
-        return end - start + len(_END)
+        self._received = b""
+        return received
 
     def _after_empty_lines(self, start: int) -> int:
         """Where the first line begins that is not empty."""
@@ -403,11 +405,8 @@ class FastHttp1:
         too_long = len(self._received) > LARGEST_HEAD
         return too_long or AMBIGUOUS_LINE.search(self._received, looked_at) is not None
 
-    async def _read(self) -> None:
-        try:
-            data = await self._socket.receive(LARGEST_READ)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            data = b""
+    def _take_in(self, data: bytes) -> None:
+        """Note what was received; nothing at the end."""
         if not data:
             self._has_ended = True
         self._received += data
@@ -692,7 +691,7 @@ class _BodyEvents:
         """The next piece, or the event that the client is gone."""
         lane = self._lane
         if not lane._received:
-            await lane._read()
+            lane._take_in(await lane._socket.receive(LARGEST_READ))
         chunk = lane._received[: self._left]
         if not chunk:
             return HTTPDisconnectEvent(type="http.disconnect")

@@ -24,7 +24,7 @@ from mq.access.certificates import Certificates
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import Budget, ClientMemory
 from mq.doors.connections import Crowd, FewLines, Peer, peer_of
-from mq.doors.listeners import PromptListener, listen, listen_unix, shake_hands, url
+from mq.doors.listeners import PromptListener, TLSStream, listen, listen_unix, shake_hands, url
 from mq.doors.open_connections import OpenConnections
 from mq.doors.readers import Reader
 from mq.doors.standby import Doorway
@@ -214,16 +214,11 @@ class _HttpConnections:
         """Serve one connection to its end."""
         peer = peer_of(stream.socket)
         with self._crowd.room(peer.address, stream.socket.fileno()) as has_room:
-            if has_room:
-                await self._serve_from(peer, stream)
-
-    async def _serve_from(self, peer: Peer, stream: trio.SocketStream) -> None:
-        if self._certificates is None:
-            await self._serve(peer, WatchedStream(stream, peer.address, self._patience))
-            return
-        tls = await shake_hands(stream, self._certificates.context, self._context.terminated.wait)
-        if tls is not None:
-            await self._serve(peer, WatchedStream(tls, peer.address, self._patience))
+            carrier: trio.SocketStream | TLSStream | None = stream if has_room else None
+            if has_room and self._certificates is not None:
+                carrier = await shake_hands(stream, self._certificates.context, self._context.terminated.wait)
+            if carrier is not None:
+                await self._serve(peer, WatchedStream(carrier, peer.address, self._patience))
 
     async def _serve(self, peer: Peer, watched: WatchedStream) -> None:
         connection = HttpConnection(watched, peer, self._budget, self._seen.waiting)
@@ -232,20 +227,17 @@ class _HttpConnections:
         with self._seen.entry(connection) as id, connection.scope:
             connection.memory.name = f"{id} ({peer})"
             try:
-                await self._serve_safely(connection, watched)
+                await self.watch.serve(watched, partial(self._serve_both, connection, watched))
+            except* Exception as faults:  # noqa: BLE001 # for the reason below
+                # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by.
+                # None is the app's or the broker's: the app answers 500 to its own, the broker fails in its own
+                # nursery.
+                fault = first_of(faults)
+                _DROPPED.write(type(fault).__name__)
+                # not its text, which may quote what the client sent: a header with a secret in it
+                logger.debug("exception traceback:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
             finally:
                 connection.memory.close()
-
-    async def _serve_safely(self, connection: HttpConnection, watched: WatchedStream) -> None:
-        try:
-            await self.watch.serve(watched, partial(self._serve_both, connection, watched))
-        except* Exception as faults:  # noqa: BLE001 # for the reason below
-            # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
-            # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
-            fault = first_of(faults)
-            _DROPPED.write(type(fault).__name__)
-            # not its text, which may quote what the client sent: a header with a secret in it
-            logger.debug("exception traceback:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
     async def _serve_both(self, connection: HttpConnection, watched: WatchedStream) -> None:
         """Serve in the fast lane up to the first request that is not plain, and then with Hypercorn."""
