@@ -172,12 +172,21 @@ class Observer(Protocol):
         """These are done. Must not block and must not raise."""
 
 
-class DetailedObserver(Observer, Protocol):  # not runtime_checkable: mypyc refuses that
-    """An observer that is told of more than transitions, because it has these methods, too."""
+class Meter(Protocol):
+    """Counts transitions, and is told no more of them. An object with these methods can be given as an observer. They
+    must not block and must not raise."""
 
-    def held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
-        """Messages were handed out (LEASE), or came back (REQUEUE), in memory alone: no transitions, as the store knows
-        nothing of it. Must not block and must not raise.
+    def counted(self, kind: Kind, queue: str, count: int = 1, size: int = 0, destination: str | None = None) -> None:
+        """Messages of a queue made such a transition; or they were handed out (LEASE), or came back (REQUEUE), in
+        memory alone, of which the store knows nothing.
+
+        Args:
+            size: bytes of their bodies, where they were published.
+            destination: the queue they went to, when that is another one.
+        """
+
+    def handed_out(self, times: Sequence[int]) -> None:
+        """Messages were handed out.
 
         Args:
             times: when their ids were made, in UUID ticks.

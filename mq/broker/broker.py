@@ -55,7 +55,7 @@ from mq.errors import (
     StorageUnsure,
     StorageUnusable,
 )
-from mq.lifecycle import Observer, Span
+from mq.lifecycle import Meter, Observer, Span
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
 from mq.storage.interface import Description, Health, Sharing, Storage, health_of
 
@@ -391,7 +391,7 @@ class Wiring:
         self,
         storage: Storage,
         config: BrokerConfig,
-        observers: Sequence[Observer],
+        observers: Sequence[Observer | Meter],
         clock: Clock,
         random: Random,
     ) -> None:

@@ -16,7 +16,7 @@ import trio
 from mq.broker.clock import Clock
 from mq.broker.index import QueueIndex
 from mq.broker.settings import REJECT
-from mq.lifecycle import DetailedObserver, Histogram, Kind, Observer, Span, State, Transition
+from mq.lifecycle import Histogram, Kind, Meter, Observer, Span, State, Transition
 from mq.message import BytesBody, MessageId, Properties, SharedAttributes, checksum, length_of
 from mq.storage.interface import FRESH, Entry, Stored
 
@@ -35,6 +35,7 @@ _Kept: TypeAlias = tuple[bytes, Mapping[str, Any], int]
 _READY: Final = State.READY  # to look up a member of an Enum takes as long as three calls in Python 3.11
 _REMOVED: Final = State.REMOVED
 _PUBLISH: Final = Kind.PUBLISH
+_LEASE: Final = Kind.LEASE
 _REAP: Final = Kind.REAP
 LARGEST_BODY: Final = 1 << 16
 """Bytes of the longest body that is kept. A longer one is read from the store."""
@@ -55,7 +56,7 @@ class Catalog:
         closed: called with the name of each queue that is no more.
     """
 
-    def __init__(self, observers: Sequence[Observer], clock: Clock, recent_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, observers: Sequence[Observer | Meter], clock: Clock, recent_bytes: int = MOST_BYTES) -> None:
         self.recent = RecentBodies(recent_bytes)
         self.queues: dict[str, QueueIndex] = {}
         self.leaving: dict[str, QueueIndex] = {}
@@ -65,8 +66,8 @@ class Catalog:
         self.closed: Callable[[str], None] = _close
         self._owned: Counter[str] = Counter()  # queues by owner: there may be very many to count
         self._left = trio.lowlevel.ParkingLot()
-        self._observers = observers
-        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "histogram")]
+        self._meters = [cast(Meter, observer) for observer in observers if hasattr(observer, "counted")]
+        self._observers = [cast(Observer, observer) for observer in observers if hasattr(observer, "saw")]
         self._clock = clock
 
     def add_queue(self, index: QueueIndex) -> None:
@@ -241,13 +242,22 @@ class Catalog:
         Args:
             is_reaped: whether the message was unlinked after it, which is another one.
         """
-        entry, clock = now or left, self._clock
-        if not self._observers or entry is None:
-            return
+        entry = now or left
+        assert entry is not None, "it left a place, or entered one"
         queue, id, state, meta = entry
-        source, before = (queue, None) if left is None else (left.queue, left.state)
+        source = queue if left is None else left.queue
+        destination = None if source == queue else queue
+        for meter in self._meters:
+            meter.counted(kind, source, 1, size or 0, destination)
+            if is_reaped:
+                meter.counted(_REAP, queue)
+            if kind is _LEASE:
+                meter.handed_out([id.time])
+        if not self._observers:
+            return  # nearly always: only the journal is one
+        before = None if left is None else left.state
         after = _REMOVED if is_reaped else state if now is not None else None
-        receives, destination = 0 if now is None else meta.receives, None if source == queue else queue
+        receives, clock = 0 if now is None else meta.receives, self._clock
         time_ns = clock.date_offset_ns + int(clock.elapsed() * 1e9)
         transitions = [Transition(kind, source, id, before, after, time_ns, size, receives, destination, protocol)]
         if is_reaped:
@@ -257,13 +267,15 @@ class Catalog:
 
     def histograms_of(self, span: Span) -> list[Histogram]:
         """Where to count the seconds that something takes: one for each observer that wants to know."""
-        return [observer.histogram(span) for observer in self._detailed]
+        return [meter.histogram(span) for meter in self._meters]
 
     def tell_held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
         """Tell the observers of messages that were handed out, or came back, in memory alone: when their ids were made,
         in UUID ticks."""
-        for observer in self._detailed:
-            observer.held(kind, queue, times)
+        for meter in self._meters:
+            meter.counted(kind, queue, len(times))
+            if kind is _LEASE:
+                meter.handed_out(times)
 
 
 class CatalogEvents:

@@ -12,7 +12,7 @@ import trio
 from mq.broker.broker import Broker, Wiring
 from mq.broker.clock import Clock
 from mq.broker.config import BrokerConfig
-from mq.lifecycle import Observer
+from mq.lifecycle import Meter, Observer
 from mq.storage.interface import Storage
 from mq.storage.registry import open_storage
 
@@ -22,7 +22,7 @@ async def open_broker(
     storage: Storage | str,
     config: BrokerConfig = BrokerConfig(),  # noqa: B008 - frozen
     *,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer | Meter] = (),
     clock_ns: Callable[[], int] = time.time_ns,
     clock: Clock | None = None,
     random: Random | None = None,

@@ -18,7 +18,7 @@ from mq.cluster.coordinator import find_coordinator
 from mq.cluster.node import ClusterNode
 from mq.doors.connections import is_loopback
 from mq.errors import InvalidSetting
-from mq.lifecycle import Observer
+from mq.lifecycle import Meter, Observer
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.settings import Settings
 from mq.storage.options import StorageOptions
@@ -83,7 +83,7 @@ async def clustered(
     config: ClusterConfig | None,
     local: Broker,
     broker_config: BrokerConfig,
-    observers: Sequence[Observer],
+    observers: Sequence[Observer | Meter],
     stop: trio.Event,
     schedules: ClusterSchedules,
     users: UserDirectory | None,

@@ -33,7 +33,7 @@ from mq.cluster.peer_link import Dial, MovedNeighbors, PeerLink, dial
 from mq.cluster.record_keeper import USER, RecordKeeper
 from mq.cluster.shared_records import SharedRecords, TellUsers
 from mq.errors import Conflict, NotServed, StorageError, first_of
-from mq.lifecycle import Observer
+from mq.lifecycle import Meter, Observer
 from mq.quantities import show_count
 
 logger = logging.getLogger("mq.cluster")
@@ -110,7 +110,7 @@ class ClusterNode:
         coordinator: Coordinator,
         local: Broker,
         broker_config: BrokerConfig,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Observer | Meter] = (),
         clock: Callable[[], float] = boot_seconds,
         dial: Dial = dial,
     ) -> None:

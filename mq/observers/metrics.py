@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
-from mq.lifecycle import Histogram, Kind, Span, Transition
+from mq.lifecycle import Histogram, Kind, Span
 from mq.message import MessageId
 from mq.observers.rates import FLOW_OF, SLOT_SECONDS, Flow, Ring, places_of
 
@@ -17,7 +17,6 @@ LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21_60
 """Seconds, for how long a message waits."""
 
 
-_LEASE: Final = Kind.LEASE  # quicker than an attribute of the enumeration
 OTHERS: Final = "*"
 """Stands for the queues that are counted together. No queue has that name."""
 DELIVERY_AGE: Final = "delivery_age"
@@ -89,29 +88,21 @@ class Metrics:
         self._spans = {span: Histogram(SHORT) for span in Span}
         self._ages = Histogram(LONG)
 
-    def saw(self, transitions: Sequence[Transition]) -> None:
-        """Count these."""
+    def counted(self, kind: Kind, queue: str, count: int = 1, size: int = 0, destination: str | None = None) -> None:
+        """As :meth:`mq.lifecycle.Meter.counted`."""
         if self._clock() >= self._slot_ends:
             self.catch_up()
-        lately = self._lately
-        for kind, queue, id, _, _, time_ns, size, _, destination, _ in transitions:
-            lately[kind][queue] += 1
-            if size is not None:
-                self._bytes[queue] += size
-            if destination is not None:
-                self._arrived[destination] += 1
-            if kind is _LEASE:
-                self._ages.observe(max(0.0, (time_ns - id.published_ns) / 1e9))
+        self._lately[kind][queue] += count
+        if size:
+            self._bytes[queue] += size
+        if destination is not None:
+            self._arrived[destination] += count
 
-    def held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
-        """Count these, too."""
-        if self._clock() >= self._slot_ends:
-            self.catch_up()
-        self._lately[kind][queue] += len(times)
-        if kind is _LEASE:
-            now_ns = time.time_ns()
-            for ticks in times:  # a clock may have been set back
-                self._ages.observe(max(0.0, (now_ns - MessageId.time_ns(ticks)) / 1e9))
+    def handed_out(self, times: Sequence[int]) -> None:
+        """As :meth:`mq.lifecycle.Meter.handed_out`."""
+        now_ns = time.time_ns()
+        for ticks in times:  # a clock may have been set back
+            self._ages.observe(max(0.0, (now_ns - MessageId.time_ns(ticks)) / 1e9))
 
     def histogram(self, span: Span) -> Histogram:
         """Return where the seconds that something takes are counted."""

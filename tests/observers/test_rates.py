@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from mq.broker import BrokerConfig, open_broker
-from mq.lifecycle import Kind, Span, State, Transition
+from mq.lifecycle import Kind, Span
 from mq.message import MessageIds
 from mq.observers import metrics as metrics_module
 from mq.observers.metrics import Metrics
@@ -39,10 +39,6 @@ def ring_of(metrics: Metrics, queue: str) -> Ring:
     return ring
 
 
-def happened(kind: Kind, queue: str, destination: str | None = None) -> Transition:
-    return Transition(kind, queue, ID, None, State.NEW, 0, destination=destination)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_ring_tells_what_happened(seed: int) -> None:
@@ -70,11 +66,11 @@ def test_a_ring_tells_what_happened(seed: int) -> None:
 def test_rates_are_averages_over_the_time_that_there_was() -> None:
     clock = Clock()
     metrics = Metrics(clock)
-    metrics.saw([happened(Kind.PUBLISH, "q")] * 4)
+    metrics.counted(Kind.PUBLISH, "q", 4)
     clock.now += 2
     assert ring_of(metrics, "q").rates(Flow.PUBLISH, metrics.uptime) == (2, 2, 2)
     clock.now += 6  # in the second slot
-    metrics.saw([happened(Kind.PUBLISH, "q")] * 12)
+    metrics.counted(Kind.PUBLISH, "q", 12)
     assert ring_of(metrics, "q").rates(Flow.PUBLISH, metrics.uptime) == (4 / SLOT_SECONDS, 2, 2)
     clock.now += 92  # 100 seconds after the start
     assert ring_of(metrics, "q").rates(Flow.PUBLISH, metrics.uptime) == (0, 0, 16 / 100)
@@ -85,7 +81,7 @@ def test_rates_are_averages_over_the_time_that_there_was() -> None:
 def test_what_nobody_looked_at_counts_when_it_happened() -> None:
     clock = Clock()
     metrics = Metrics(clock)
-    metrics.saw([happened(Kind.PUBLISH, "q")])
+    metrics.counted(Kind.PUBLISH, "q")
     clock.now += 600
     minutes = ring_of(metrics, "q").minutes(Flow.PUBLISH)
     assert (minutes[-11], sum(minutes)) == (1, 1)
@@ -94,11 +90,13 @@ def test_what_nobody_looked_at_counts_when_it_happened() -> None:
 def test_how_many_there_were_is_reckoned_back() -> None:
     clock = Clock()
     metrics = Metrics(clock)
-    metrics.saw([happened(Kind.PUBLISH, "q")] * 5)
+    metrics.counted(Kind.PUBLISH, "q", 5)
     clock.now += 60
-    metrics.saw([happened(Kind.REMOVE, "q"), happened(Kind.DEAD_LETTER, "q", "dead"), happened(Kind.EXPIRE, "q")])
+    metrics.counted(Kind.REMOVE, "q")
+    metrics.counted(Kind.DEAD_LETTER, "q", destination="dead")
+    metrics.counted(Kind.EXPIRE, "q")
     clock.now += 60
-    metrics.saw([happened(Kind.REROUTE, "dead", "q")])
+    metrics.counted(Kind.REROUTE, "dead", destination="q")
     assert ring_of(metrics, "q").messages(3)[-4:] == [0, 5, 2, 3]
     assert ring_of(metrics, "dead").messages(0)[-3:] == [0, 1, 0]
 
@@ -106,12 +104,12 @@ def test_how_many_there_were_is_reckoned_back() -> None:
 def test_ten_thousand_queues_fit_into_memory() -> None:
     names = [f"queue{number}" for number in range(10_000)]
     metrics = Metrics(Clock())
-    metrics.saw([happened(Kind.PUBLISH, "other")])
+    metrics.counted(Kind.PUBLISH, "other")
     metrics.catch_up()
     tracemalloc.start()
     try:
         for name in names:
-            metrics.saw([happened(Kind.PUBLISH, name)])
+            metrics.counted(Kind.PUBLISH, name)
         metrics.catch_up()
         taken, _ = tracemalloc.get_traced_memory()
     finally:
@@ -126,15 +124,16 @@ def test_a_message_costs_little_and_no_slot_stalls(room: int) -> None:
     """Timed alone, on the processor; the best of some rounds, as others use it, too."""
     clock = Clock()
     metrics = Metrics(clock)
-    events = [happened(kind, f"queue{number}") for number in range(10_000) for kind in KINDS]
-    few = [happened(kind, f"queue{number % 100}") for number in range(10_000) for kind in KINDS]
+    events = [(kind, f"queue{number}") for number in range(10_000) for kind in KINDS]
+    few = [(kind, f"queue{number % 100}") for number in range(10_000) for kind in KINDS]
     counting, putting_away = [], []
     for _ in range(4):
         begun = time.thread_time()
-        for event in few:
-            metrics.saw([event])
+        for kind, queue in few:
+            metrics.counted(kind, queue)
         counting.append(time.thread_time() - begun)
-        metrics.saw(events)
+        for kind, queue in events:
+            metrics.counted(kind, queue)
         clock.now += SLOT_SECONDS
         begun = time.thread_time()
         metrics.catch_up()
@@ -146,12 +145,13 @@ def test_a_message_costs_little_and_no_slot_stalls(room: int) -> None:
 @figures
 def test_the_age_of_what_is_handed_out_costs_little(room: int) -> None:
     metrics, ids = Metrics(Clock()), MessageIds()
-    leased = [Transition(Kind.LEASE, "q", ids.new(), State.READY, State.DELAYED, time.time_ns()) for _ in range(10_000)]
+    leased = [ids.new() for _ in range(10_000)]
     taken = []
     for _ in range(4):
         begun = time.thread_time()
-        for transition in leased:
-            metrics.saw([transition])
+        for id in leased:
+            metrics.counted(Kind.LEASE, "q")
+            metrics.handed_out([id.time])
             metrics.histogram(Span.PUBLISH).observe(0.01)
         taken.append(time.thread_time() - begun)
     assert min(taken) / 10_000 <= room * 3e-6
@@ -166,7 +166,8 @@ def test_queues_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPat
     metrics._sweep_at = 50
     metrics.knows = lambda queue: queue == "stays"
     for number in range(1000):
-        metrics.saw([happened(Kind.PUBLISH, "stays"), happened(Kind.PUBLISH, f"passes{number}")])
+        metrics.counted(Kind.PUBLISH, "stays")
+        metrics.counted(Kind.PUBLISH, f"passes{number}")
         clock.now += SLOT_SECONDS
     assert len(metrics._rings) <= 10
     assert len(metrics._counts[Kind.PUBLISH]) <= 60

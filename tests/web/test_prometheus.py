@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mq.broker import Broker, BrokerConfig, QueueStatus, open_broker
 from mq.broker.api import Health, Membership, NeighborLink
 from mq.broker.settings import QueueSettings
-from mq.lifecycle import Histogram, Kind, State, Transition
+from mq.lifecycle import Histogram, Kind
 from mq.message import MessageIds
 from mq.observers.metrics import OTHERS, Durations, Metrics
 from mq.storage.interface import Damage
@@ -48,9 +48,7 @@ def status(name: str, ready: int = 0, oldest_ns: int | None = None) -> QueueStat
 
 
 def happened(metrics: Metrics, kind: Kind, queue: str, times: int = 1) -> None:
-    id = MessageIds().new()
-    one = Transition(kind, queue, id, None, State.NEW, 0, 3 if kind is Kind.PUBLISH else None)
-    metrics.saw([one] * times)
+    metrics.counted(kind, queue, times, 3 * times if kind is Kind.PUBLISH else 0)
 
 
 def scraped(metrics: Metrics, *queues: QueueStatus, most: int = MOST_QUEUES) -> Samples:
