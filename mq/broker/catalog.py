@@ -123,7 +123,8 @@ class Catalog:
         Args:
             is_reaped: whether it is gone because it was removed, and unlinked in the same batch.
         """
-        index, is_leaving, lot = self.locks.pop(left.id)
+        id = left.id
+        index, is_leaving, lot = self.locks.pop(id)
         if lot is not None:
             lot.unpark_all()
         is_removed = is_reaped or (now is not None and now.state is _REMOVED)
@@ -132,18 +133,18 @@ class Catalog:
             index.under_way -= 1
             index.moving -= not is_leaving
             if has_left:
-                index.returned.discard(left.id)
+                index.returned.discard(id)
                 if index.bodies is not None:
-                    index.bodies.left(left.id)
+                    index.bodies.left(id)
         if is_removed:
-            self.events.departed(left.id)
+            self.events.departed(id)
         if now is not None:
             self.place(now, due)
         if is_reaped or (now is not None and now is not left):
             self.tell(kind, left, now, None, protocol, is_reaped=is_reaped)
         if index is None:
             return
-        if index.groups is not None and (index.groups.release if has_left else index.groups.rests)(left.id):
+        if index.groups is not None and (index.groups.release if has_left else index.groups.rests)(id):
             self.events.freed(index)
         if index.deleted:
             self.let_go(index)

@@ -555,7 +555,7 @@ class Remover:
         self._reaps = core.config.joins_reaping
         self._most_answered = _ANSWERS * core.committer.together
         self._batches: Together[RemovalBatch] = Together(core.committer)
-        self._batches.begin = partial(_Removals, core)
+        self._batches.begin = _together
 
     def remove(
         self, entries: Sequence[Entry], *, durable: bool, strict: bool = False, were_held: bool = False
@@ -579,12 +579,14 @@ class Remover:
         most = min(self._most_answered, self._committer.pace.limit)
         if not entries:
             done(None)
-            return
-        end = done if len(entries) <= most else _Parts(done, -(-len(entries) // most)).end
-        for begin in range(0, len(entries), most):
-            some = entries[begin : begin + most]
-            batch = self._batch(some, end, durable=durable, strict=strict, were_held=were_held)
-            self._batches.put([batch], len(some))
+        elif len(entries) <= most:
+            batch = self._batch(entries, done, durable=durable, strict=strict, were_held=were_held)
+            self._batches.put([batch], len(entries))
+        else:
+            parts = [entries[begin : begin + most] for begin in range(0, len(entries), most)]
+            end = _Parts(done, len(parts)).end
+            for part in parts:
+                self.submit(part, end, durable=durable, strict=strict, were_held=were_held)
 
     def begin(self, entry: Entry, end: Callable[[MQError | None], object]) -> RemovalBatch:
         """Begin to remove a message by itself, durably and strictly. Nothing else moves it until :meth:`put`.
@@ -615,38 +617,17 @@ class Remover:
             operations = removing(entries, in_one_step=self._removes, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        return RemovalBatch(entries, operations, strict, were_held, PROTOCOL.get(), end)
+        return RemovalBatch(self, entries, operations, end, is_strict=strict, were_held=were_held)
 
-
-class _Removals:
-    """The removals of one batch."""
-
-    def __init__(self, core: Core, batches: Sequence[RemovalBatch]) -> None:
-        self._catalog = core.catalog
-        self._in_flight = core.in_flight
-        self._batches = batches
-        self.operations = (
-            batches[0].operations
-            if len(batches) == 1
-            else [operation for batch in batches for operation in batch.operations]
-        )
-
-    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
-        self._in_flight.end(len(self._batches))
-        start = 0
-        for batch in self._batches:
-            stop = start + len(batch.operations)
-            batch.end(self._end(batch, outcomes[start:stop]))
-            start = stop
-
-    def _end(self, batch: RemovalBatch, outcomes: Sequence[Outcome]) -> MQError | None:
-        """End the moves of a batch in the catalog; the error of the last message that could not be removed."""
-        error = None
-        has_unlinks = isinstance(batch.operations[-1], Unlink)
-        unlinked = outcomes[-len(batch.entries) :]  # the same where each is removed by one operation
+    def end(self, batch: RemovalBatch, outcomes: Sequence[Outcome]) -> None:
+        """End the moves of a batch in the catalog, and answer: perhaps with the error of the last message that could
+        not be removed."""
+        self._in_flight.end(1)
+        error: MQError | None = None
+        unlinked = outcomes[len(batch.entries) :] or outcomes  # the same where each is removed by one operation
         for left, outcome, last in zip(batch.entries, outcomes, unlinked, strict=False):
             if outcome.result is _DONE:
-                is_reaped = has_unlinks and last.result is _DONE
+                is_reaped = self._reaps and last.result is _DONE
                 now = None if is_reaped else outcome.entry
                 self._catalog.end(left, now, _REMOVE, None, batch.protocol, is_reaped=is_reaped)
             elif outcome.result in (Result.GONE, Result.EXISTS):
@@ -654,17 +635,14 @@ class _Removals:
                     self._catalog.end_second_copy(left, Kind.REMOVE)
                 else:
                     self._catalog.end(left, None, Kind.REMOVE)
-                error = (
-                    error_of(outcome._replace(result=Result.GONE), "cannot remove the message")
-                    if batch.strict
-                    else error
-                )
+                if batch.is_strict:
+                    error = error_of(outcome._replace(result=Result.GONE), "cannot remove the message")
             else:
                 if batch.were_held:
                     self._catalog.note_returned(left)
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "cannot remove the message")
-        return error
+        batch.answer(error)
 
 
 class _Parts:
@@ -675,9 +653,9 @@ class _Parts:
     def __init__(self, done: Done, parts: int) -> None:
         self._done = done
         self._left = parts
-        self._error: MQError | None = None
+        self._error: Exception | None = None
 
-    def end(self, error: MQError | None) -> None:
+    def end(self, error: Exception | None) -> None:
         """Note that one more is done, or failed."""
         self._error = error or self._error
         self._left -= 1
@@ -685,22 +663,58 @@ class _Parts:
             self._done(self._error)
 
 
-class RemovalBatch(NamedTuple):
+class RemovalBatch:
     """Messages that leave together.
 
     Attributes:
         operations: one for each, in their order; and behind these perhaps an unlink for each.
-        strict: whether one that is gone is an error.
+        answer: called once they are removed, or with the last error.
+        is_strict: whether one that is gone is an error.
         were_held: whether a connection held them in memory.
-        end: called once they are removed, or with the last error.
     """
 
-    entries: Sequence[Entry]
-    operations: list[Operation]
-    strict: bool
-    were_held: bool
-    protocol: str
-    end: Callable[[MQError | None], object]
+    __slots__ = ("_remover", "answer", "entries", "is_strict", "operations", "protocol", "were_held")
+
+    def __init__(
+        self,
+        remover: Remover,
+        entries: Sequence[Entry],
+        operations: list[Operation],
+        answer: Callable[[MQError | None], object],
+        *,
+        is_strict: bool,
+        were_held: bool,
+    ) -> None:
+        self._remover = remover
+        self.entries = entries
+        self.operations = operations
+        self.answer = answer
+        self.is_strict = is_strict
+        self.were_held = were_held
+        self.protocol = PROTOCOL.get()
+
+    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        """End the removal."""
+        self._remover.end(self, outcomes)
+
+
+class _Removals:
+    """Batches that are removed under one barrier."""
+
+    def __init__(self, batches: Sequence[RemovalBatch]) -> None:
+        self._batches = batches
+        self.operations = [operation for batch in batches for operation in batch.operations]
+
+    def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
+        start = 0
+        for batch in self._batches:
+            stop = start + len(batch.operations)
+            batch.done(outcomes[start:stop], barrier)
+            start = stop
+
+
+def _together(batches: Sequence[RemovalBatch]) -> RemovalBatch | _Removals:
+    return batches[0] if len(batches) == 1 else _Removals(batches)
 
 
 def _agrees(entry: Entry | None, receipt: str | None, *, is_leased: bool) -> bool:
