@@ -330,7 +330,8 @@ class RecentBodies:
         self._last: OrderedDict[MessageId, _Kept] = OrderedDict()
         self._first_bytes = self._last_bytes = 0
 
-    def __contains__(self, id: object) -> bool:
+    def has(self, id: MessageId) -> bool:
+        """Return whether the body of a message is kept."""
         return id in self._first or id in self._last
 
     def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:

@@ -362,9 +362,10 @@ class Committer:
         self._note_times(began, ended)
 
     def _note_times(self, began: float, ended: float) -> None:
+        seconds = ended - began
         for times in self._times:
-            times.counts[bisect_left(times.bounds, ended - began)] += 1
-            times.total += ended - began
+            times.counts[bisect_left(times.bounds, seconds)] += 1
+            times.total += seconds
         if ended >= self._noted_until and self._note_work is not None:
             self._noted_until = ended + NOTE_WORK_SECONDS
             self._note_work()

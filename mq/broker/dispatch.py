@@ -153,7 +153,7 @@ class ReadyMessages:
         while len(entries) < most and (entry := self.take(index, last)) is not None:
             entries.append(entry)
             last = entry.id
-            if to_hold and last not in self._recent:
+            if to_hold and not self._recent.has(last):
                 for each in entries:
                     index.add(each)
                 return None
@@ -225,7 +225,9 @@ class Lessor:
         leases, allowance, recent = self._leases, self._leases.allowance, self._recent
 
         def make() -> list[Move]:
-            return [leases.move(request, entry, allowance, entry.id not in recent) for request, entry, _ in assignments]
+            return [
+                leases.move(request, entry, allowance, not recent.has(entry.id)) for request, entry, _ in assignments
+            ]
 
         self._committer.submit(make, len(assignments), partial(self.deliverer.leased, assignments, served, allowance))
 

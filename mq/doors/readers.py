@@ -124,8 +124,9 @@ def of_run() -> Readers:
 class Reader:
     """One connection, or one listener, that takes turns with the others.
 
-    A loop over what comes begins each turn by :meth:`begin`, does at most :attr:`turn` and counts it by :meth:`spend`;
-    or it cuts what has come into pieces of at most :attr:`next_turn`, and says how much work the next one makes.
+    A loop over what comes begins each turn by :meth:`begin_at_once` or :meth:`begin`, does at most :attr:`turn`
+    and counts it by :meth:`spend`; or it cuts what has come into pieces of at most :attr:`next_turn`, and says how much
+    work the next one makes.
     Other tasks of the connection :meth:`pay` for theirs.
 
     Args:
@@ -153,6 +154,15 @@ class Reader:
         """Units of work in a turn that begins now."""
         return turns.TURN if self._readers.take() else SHORT_TURN
 
+    def begin_at_once(self) -> bool:
+        """Begin a turn if it is this reader's. Else False: await :meth:`begin` then."""
+        if not self._readers.take():
+            return False
+        self._start -= self._paid
+        self._used = self._paid = 0
+        self.turn = turns.TURN
+        return True
+
     async def begin(self, units: int | None = None) -> None:
         """Begin a turn, once it is this reader's. A checkpoint if it has to wait.
 
@@ -160,14 +170,12 @@ class Reader:
             units: of its work; None while that is not known. A connection that has just begun would else be ahead of
                 those with little work, and a crowd that connects again and again always.
         """
-        readers, used = self._readers, self._used
+        if self.begin_at_once():
+            return
         self._start -= self._paid
-        self._used = self._paid = 0
-        self.turn = turns.TURN
-        if not readers.take():
-            self.turn = SHORT_TURN
-            self._paid = min(used, SHORT_TURN) if units is None else units  # else about as much as in the turn before
-            await self._wait(self._paid)
+        self._paid = min(self._used, SHORT_TURN) if units is None else units  # else about as much as in the turn before
+        self._used, self.turn = 0, SHORT_TURN
+        await self._wait(self._paid)
 
     def spend(self, units: int) -> None:
         """Count work of this turn."""

@@ -77,11 +77,9 @@ def arrival(held: UnackedMessage, queue: Queue, *, no_ack: bool, is_asked_for: b
 
 
 def _arrival(held: UnackedMessage, queue: Queue, body: bytes, no_ack: bool, is_asked_for: bool) -> Arrival:
-    message = held.message
-    attributes = message.properties.attributes
+    message, redelivered, _ = held
     token = None if no_ack else held.to_settle()
-    found = arrival_of(token, message.id, queue.name, attributes, body, redelivered=held.redelivered)
-    returns = message.receives - 1
-    if queue.arguments.get(QUEUE_TYPE) == QUORUM and (returns > 0 or is_asked_for):
-        return found._replace(properties=with_delivery_count(found.properties, returns))
+    found = arrival_of(token, message.id, queue.name, message.properties.attributes, body, redelivered=redelivered)
+    if queue.arguments and queue.arguments.get(QUEUE_TYPE) == QUORUM and (message.receives > 1 or is_asked_for):
+        return found._replace(properties=with_delivery_count(found.properties, message.receives - 1))
     return found

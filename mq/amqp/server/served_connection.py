@@ -177,7 +177,7 @@ class ServedConnection(ClientConnection):
         while not connection.is_over:
             if self._may_have_to_wait() and connection.state is not ConnectionState.LEFT:
                 await self._time_to_read()
-            data: bytes | bytearray = b""
+            data = b""
             if has_more:
                 await trio.lowlevel.checkpoint()  # its turn is over
             else:
@@ -187,7 +187,8 @@ class ServedConnection(ClientConnection):
                     return
                 if not data:
                     return
-            await reader.begin()
+            if not reader.begin_at_once():
+                await reader.begin()
             began = self.now()
             while self._is_working:
                 await self._idle.park()
@@ -196,7 +197,7 @@ class ServedConnection(ClientConnection):
                 if session.user is not None:
                     self._renew_rights()
                 if data:
-                    connection.receive(bytes(data))
+                    connection.receive(data)
                 most = connection.frames_left = reader.turn // FRAME
                 await self._work()
                 left, connection.frames_left = connection.frames_left, NO_LIMIT
@@ -233,7 +234,7 @@ class ServedConnection(ClientConnection):
         except MQError as error:
             self.fail(refusal_of(error))
 
-    async def _receive(self) -> bytes | bytearray:
+    async def _receive(self) -> bytes:
         """The next bytes of the client; none at its end. Always a checkpoint.
 
         Raises:
@@ -248,7 +249,7 @@ class ServedConnection(ClientConnection):
         is_known = self._was_open or self.connection.state not in BEFORE_LOGIN
         most = READ_BYTES if is_known else READ_BYTES_BEFORE_LOGIN
         if self._plain is None:
-            return await self._stream.receive_some(most)
+            return bytes(await self._stream.receive_some(most))
         while True:  # as `receive_some` of the stream, in a third of its calls
             file = self._plain.fileno()
             if file < 0:  # dropped; Trio would keep the number -1, and fail all who come with it later
@@ -261,12 +262,12 @@ class ServedConnection(ClientConnection):
             except OSError as error:
                 raise trio.BrokenResourceError from error
 
-    async def _receive_slowly(self) -> bytes | bytearray:
+    async def _receive_slowly(self) -> bytes:
         """Receive a part of a message. Gives up one that arrives slowly when others want its memory."""
         if self._arrival is None:
             arriving = self.connection.session.room.arriving(_Chunks(self._stream), self._give_up)
             self._arrival = self._arrivals.enter_context(arriving)
-        return await anext(self._arrival, b"")
+        return bytes(await anext(self._arrival, b""))
 
     def _give_up(self) -> None:
         self.start(self._end_slowness)  # not at once: this connection itself, at work, may want the memory
