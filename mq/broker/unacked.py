@@ -182,9 +182,10 @@ class Unacked:
         """Note that a connection holds messages from now on."""
         held, times = [], []
         for entry, message in messages:
-            time = entry.id.time
+            id = entry.id
+            time = id.time
             times.append(time)
-            is_known = time <= self._loaded_until or message.receives > 1 or entry.id in index.returned
+            is_known = time <= self._loaded_until or message.receives > 1 or id in index.returned
             held.append(UnackedMessage(message, is_known, entry))
         if times and not self._are_leased:  # a lease is a transition
             self._catalog.tell_held(_LEASE, index.name, times)
@@ -230,12 +231,12 @@ class Unacked:
         if self._unsecured and not self._unsecured.isdisjoint([each.entry.id for each in held]):
             return False
         entries: dict[Entry, None] = {}
-        for each in held:
-            entry = each.entry
-            if entry.meta.receipt is not None:
+        for _, _, entry in held:
+            queue, id, _, meta = entry
+            if meta.receipt is not None:
                 return False
-            index = self._known.get(entry.queue)
-            if index is not None and index.held.get(entry.id) == entry:
+            index = self._known.get(queue)
+            if index is not None and index.held.get(id) == entry:
                 entries[entry] = None
         self._remover.submit(list(entries), done, durable=False, were_held=True)
         return True

@@ -62,6 +62,10 @@ class Mode(Enum):
     TRANSACTION = "transaction"
 
 
+_CONFIRM: Final = Mode.CONFIRM
+_TRANSACTION: Final = Mode.TRANSACTION
+
+
 class Content:
     """A message that has begun to arrive: its method, then its header, then its body in any number of frames."""
 
@@ -278,7 +282,8 @@ class PublishingChannel(ABC):
             queues = session.topology.route(
                 session.vhost, method.exchange, method.routing_key, properties.headers, shown + hidden
             )
-        number = self._confirms.next() if self._mode is Mode.CONFIRM else None
+        mode = self._mode
+        number = self._confirms.next() if mode is _CONFIRM else None
         message = PublishedMessage(
             self.key,
             number,
@@ -291,7 +296,7 @@ class PublishingChannel(ABC):
             bool(method.mandatory),
             hidden,
         )
-        if self._mode is Mode.TRANSACTION:
+        if mode is _TRANSACTION:
             self._keep(message, is_wanted=bool(queues) or method.mandatory)
         elif queues:
             outbox = session.outbox
@@ -387,7 +392,7 @@ class PublishingChannel(ABC):
     def flush(self) -> None:
         """Send the confirms that are due. Does nothing once the channel is closed."""
         settled = self._session.unflushed.pop(self, ())
-        if self.state not in (ChannelState.OPEN, ChannelState.LEAVING):
+        if self.state is not _OPEN and self.state is not ChannelState.LEAVING:
             return
         for numbers, is_stored in settled:
             self._confirms.settle(numbers, is_stored=is_stored)

@@ -192,7 +192,7 @@ class Removals:
         seconds = self._client.now() - began
         if seconds > LONGEST_REMOVAL_SECONDS:
             self.most = max(LEAST_ACKNOWLEDGING, self.most // 2)
-        elif seconds < LONGEST_REMOVAL_SECONDS / 2:
+        elif seconds < LONGEST_REMOVAL_SECONDS / 2 and self.most < MOST_ACKNOWLEDGING:
             self.most = min(MOST_ACKNOWLEDGING, self.most * 2)
 
     async def wait(self, *, for_all: bool = True) -> None:
