@@ -534,7 +534,7 @@ def removing(entries: Sequence[Entry], *, in_one_step: bool, durable: bool) -> l
     """The operations that remove messages for good, in one batch: one for each, in their order, where a store removes
     in one step; or else all moves to REMOVED and then all unlinks."""
     if in_one_step:
-        return [Unlink(entry, durable=durable) for entry in entries]
+        return [Unlink(entry, durable) for entry in entries]
     moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
     return [*moves, *(Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries)]
 
@@ -617,7 +617,7 @@ class Remover:
             operations = removing(entries, in_one_step=self._removes, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        return RemovalBatch(self, entries, operations, end, is_strict=strict, were_held=were_held)
+        return RemovalBatch(self, entries, operations, end, strict, were_held)
 
     def end(self, batch: RemovalBatch, outcomes: Sequence[Outcome]) -> None:
         """End the moves of a batch in the catalog, and answer: perhaps with the error of the last message that could
@@ -681,7 +681,6 @@ class RemovalBatch:
         entries: Sequence[Entry],
         operations: list[Operation],
         answer: Callable[[MQError | None], object],
-        *,
         is_strict: bool,
         were_held: bool,
     ) -> None:
