@@ -176,13 +176,23 @@ class Meter(Protocol):
     """Counts transitions, and is told no more of them. An object with these methods can be given as an observer. They
     must not block and must not raise."""
 
-    def counted(self, kind: Kind, queue: str, count: int = 1, size: int = 0, destination: str | None = None) -> None:
+    def counted(
+        self,
+        kind: Kind,
+        queue: str,
+        count: int = 1,
+        size: int = 0,
+        destination: str | None = None,
+        *,
+        is_reaped: bool = False,
+    ) -> None:
         """Messages of a queue made such a transition; or they were handed out (LEASE), or came back (REQUEUE), in
         memory alone, of which the store knows nothing.
 
         Args:
             size: bytes of their bodies, where they were published.
             destination: the queue they went to, when that is another one.
+            is_reaped: whether they were unlinked after it, which is another transition.
         """
 
     def handed_out(self, times: Sequence[int]) -> None:

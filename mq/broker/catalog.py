@@ -249,9 +249,7 @@ class Catalog:
         source = queue if left is None else left.queue
         destination = None if source == queue else queue
         for meter in self._meters:
-            meter.counted(kind, source, 1, size or 0, destination)
-            if is_reaped:
-                meter.counted(_REAP, queue)
+            meter.counted(kind, source, 1, size or 0, destination, is_reaped=is_reaped)
             if kind is _LEASE:
                 meter.handed_out([id.time])
         if not self._observers:

@@ -17,6 +17,7 @@ LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21_60
 """Seconds, for how long a message waits."""
 
 
+_REAP: Final = Kind.REAP  # quicker than an attribute of the enumeration
 OTHERS: Final = "*"
 """Stands for the queues that are counted together. No queue has that name."""
 DELIVERY_AGE: Final = "delivery_age"
@@ -88,11 +89,22 @@ class Metrics:
         self._spans = {span: Histogram(SHORT) for span in Span}
         self._ages = Histogram(LONG)
 
-    def counted(self, kind: Kind, queue: str, count: int = 1, size: int = 0, destination: str | None = None) -> None:
+    def counted(
+        self,
+        kind: Kind,
+        queue: str,
+        count: int = 1,
+        size: int = 0,
+        destination: str | None = None,
+        *,
+        is_reaped: bool = False,
+    ) -> None:
         """As :meth:`mq.lifecycle.Meter.counted`."""
         if self._clock() >= self._slot_ends:
             self.catch_up()
         self._lately[kind][queue] += count
+        if is_reaped:
+            self._lately[_REAP][queue] += count
         if size:
             self._bytes[queue] += size
         if destination is not None:

@@ -343,13 +343,17 @@ class MemoryStorage:
         return kept if kept is not None and kept.meta == entry.meta else None
 
     def _put(self, entry: Entry, kept: _KeptMessage) -> bool:
-        return self._places.setdefault((entry.state, entry.queue), {}).setdefault(entry.id, kept) is kept
+        queue, id, state, _ = entry
+        place = self._places.get((state, queue))
+        if place is None:
+            place = self._places[state, queue] = {}
+        return place.setdefault(id, kept) is kept
 
     def _take(self, entry: Entry) -> _KeptMessage | None:
         queue, id, state, meta = entry
-        place = self._places.get((state, queue), {})
-        kept = place.get(id)
-        if kept is None or kept.meta != meta:
+        place = self._places.get((state, queue))
+        kept = None if place is None else place.get(id)
+        if place is None or kept is None or kept.meta != meta:
             return None
         del place[id]
         if not place:  # queues come and go: an empty place is not kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import trio
@@ -45,7 +46,7 @@ class Watching(Metrics):
         super().__init__()
         self.told: list[tuple[Kind, str, int]] = []
 
-    def counted(self, kind: Kind, queue: str, count: int = 1, size: int = 0, destination: str | None = None) -> None:
+    def counted(self, kind: Kind, queue: str, count: int = 1, *rest: Any, **more: Any) -> None:
         self.told.append((kind, queue, count))
 
 
