@@ -57,6 +57,8 @@ from mq.storage.records import error_of
 
 logger = logging.getLogger("mq.broker")
 
+_DONE: Final = Result.DONE  # quicker than an attribute of the enumeration
+_LEASE: Final = Kind.LEASE
 LARGEST_GROUP: Final = 1024
 """Messages, or queues, that a worker takes up in one turn."""
 MOST_NOW: Final = 16
@@ -89,25 +91,20 @@ class Fulfilment:
         broken: message groups of which one message cannot be handed out, so none behind it may be.
     """
 
+    size = 0
+    error: MQError | None = None
+    seconds = 0.0
+    latest = ends = math.inf
+    broken: frozenset[int] = frozenset()
+
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.messages: list[Message] = []
-        self.size = 0
-        self.error: MQError | None = None
-        self.seconds = 0.0
-        self.latest = self.ends = math.inf
-        self.broken: set[int] = set()
-
-    def add(self, entry: Entry, message: Message) -> None:
-        """Add a message."""
-        self.entries.append(entry)
-        self.messages.append(message)
-        self.size += message.body.size
 
     def leave_out(self, request: FetchRequest, entry: Entry) -> None:
         """Note that a message cannot be handed out, though it is there."""
         if request.index.groups is not None:
-            self.broken.add(number_of(entry.id))
+            self.broken |= {number_of(entry.id)}
 
     def is_out_of_turn(self, entry: Entry) -> bool:
         """Whether an earlier message of its group was left out."""
@@ -190,13 +187,14 @@ class Lessor:
         self._leases = deliverer.leases
         self._recent = core.catalog.recent
         self._others_move = core.config.others_move
+        self._waiting = deliverer.waiters.queues
 
     def lease_now(self, request: FetchRequest) -> bool:
         """Serve a request in the caller's step. False where it has to wait, or a worker has to serve it."""
         index = request.index
         if self._others_move or request.takes or request.holds or request.count > MOST_NOW:
             return False
-        if index in self.deliverer.waiters.queues or (index.ready and not self._leases.is_calm):
+        if index in self._waiting or (index.ready and not self._leases.is_calm):
             return False  # a worker keeps the order of requests, and measures how late the event loop is
         entries = self._ready.take_now(index, request.count, to_hold=False)
         if entries is None or (request.waits and not entries):
@@ -462,10 +460,10 @@ class Deliverer:
             barrier: when the leases were named, and when they were durable.
         """
         now = self._now()
-        held = []
+        held: list[_Leased] = []
         for (request, left, stored), outcome in zip(assignments, outcomes, strict=True):
             result, entry, _, _ = outcome
-            if result is Result.DONE and entry is not None:
+            if result is _DONE and entry is not None:
                 fulfilment, takes = served[request], request.takes
                 is_out_of_turn = bool(fulfilment.broken) and not takes and fulfilment.is_out_of_turn(left)
                 if not is_out_of_turn:
@@ -476,7 +474,7 @@ class Deliverer:
                     due = now + lease_seconds + allowance
                     fulfilment.latest = barrier.began + MARGIN_SECONDS + allowance + lease_seconds / 2
                     fulfilment.ends = due
-                    self._catalog.end(left, entry, Kind.LEASE, due, request.protocol)
+                    self._catalog.end(left, entry, _LEASE, due, request.protocol)
                 if is_out_of_turn:
                     self.upkeep.give_back(entry)
             elif result is Result.EXISTS and request.takes:
@@ -490,7 +488,7 @@ class Deliverer:
         if seconds > MARGIN_SECONDS + allowance:
             held = self._too_late(held, seconds, served)
         if len(held) <= MOST_NOW and not self._others_move and None not in [each.stored for each in held]:
-            self._add(held, (), served)
+            self._add(held, (), served, now)
             for request in reversed(served):
                 self._answer(request, served[request])
         else:
@@ -534,15 +532,15 @@ class Deliverer:
                 served[request].leave_out(request, entry)
                 if not request.takes:
                     self.upkeep.give_back(entry)
-        for unused in self._add(held, read, served):
+        for unused in self._add(held, read, served, self._now()):
             await unused.body.aclose()
 
     def _add(
-        self, held: list[_Leased], read: Iterable[Stored | None], served: dict[FetchRequest, Fulfilment]
+        self, held: list[_Leased], read: Iterable[Stored | None], served: dict[FetchRequest, Fulfilment], now: float
     ) -> list[Stored]:
         """Add messages to the answers of their requests. Returns those that no request gets, to be closed."""
         unused: list[Stored] = []
-        following, now = iter(read), self._now()
+        following = iter(read)
         for request, left, entry, stored in held:
             found, fulfilment, takes = stored or next(following), served[request], request.takes
             if not takes and not self._is_in_time(entry, request, fulfilment, now):
@@ -553,7 +551,9 @@ class Deliverer:
                 unused.append(found)
                 self.upkeep.give_back(entry)
             elif found is not None and not isinstance(found.body, DamagedBody):
-                fulfilment.add(entry, self._message(request, left, entry, found, fulfilment.seconds))
+                fulfilment.entries.append(entry)
+                fulfilment.messages.append(self._message(request, left, entry, found, fulfilment.seconds))
+                fulfilment.size += found.body.size
             elif fulfilment.error is not None:
                 fulfilment.leave_out(request, entry)
             else:

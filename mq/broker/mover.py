@@ -72,12 +72,12 @@ class Mover:
 
     def add(self, entry: Entry, due: float = AT_ONCE) -> None:
         """Move `entry` at `due` (Trio's clock, seconds); replaces its earlier timer."""
-        queue, id, _, _ = entry
+        id = entry.id
         self._count = number = self._count + 1
         is_replaced = id in self.due
         self.due[id] = (due, number, entry)
         if due == AT_ONCE:
-            self._line.put(queue, (number, id))
+            self._line.put(entry.queue, (number, id))
             self._changed.set()
             return
         heapq.heappush(self._heap, (due, number, id))

@@ -461,17 +461,15 @@ class Publisher:
         is_timed = draft.delay is not None or draft.ttl is not None or draft.at_ms is not None
         if not is_timed and settings.ttl is None and not settings.delay:
             return FRESH
-        ttls = [] if settings.ttl is None else [settings.ttl]
+        ttl = settings.ttl
         if draft.ttl is not None:
-            ttls.append(check_value("ttl", draft.ttl, TTL))
+            own = check_value("ttl", draft.ttl, TTL)
+            ttl = own if ttl is None else min(ttl, own)
         now_ms = self.clock.steady_ms()
         due_ms = self._due_ms(settings, draft, now_ms)
-        if due_ms is None and not ttls:
+        if due_ms is None and ttl is None:
             return FRESH
-        return Meta(
-            deadline_ms=due_ms,
-            expires_ms=now_ms + max(1, round(min(ttls) * 1000)) if ttls else None,
-        )
+        return Meta(due_ms, expires_ms=None if ttl is None else now_ms + max(1, round(ttl * 1000)))
 
     def _due_ms(self, settings: QueueSettings, draft: Draft, now_ms: int) -> int | None:
         """When the message can be fetched; None for at once."""

@@ -287,7 +287,7 @@ class MemoryStorage:
             )
             if full is not None:
                 return full
-        if self._is_queue_missing(entry):
+        if entry.state is _READY and self._is_queue_missing(entry.queue):
             return Outcome(Result.NO_QUEUE)
         if not self._put(entry, kept):
             return Outcome(Result.EXISTS)
@@ -322,7 +322,7 @@ class MemoryStorage:
 
     def _move(self, move: Move) -> Outcome:
         left, target = move.entry, move.target
-        if self._is_queue_missing(target):
+        if target.state is _READY and self._is_queue_missing(target.queue):
             return Outcome(Result.NO_QUEUE)
         kept = self._take(left)
         if kept is None:
@@ -335,8 +335,8 @@ class MemoryStorage:
             self._count_of_queue(target.queue, kept, 1)
         return Outcome(_IS_DONE, target)
 
-    def _is_queue_missing(self, target: Entry) -> bool:
-        return target.state is _READY and target.queue not in self._records.get(QUEUE, {})
+    def _is_queue_missing(self, queue: str) -> bool:
+        return queue not in self._records.get(QUEUE, {})
 
     def _at(self, entry: Entry) -> _KeptMessage | None:
         kept = self._places.get((entry.state, entry.queue), {}).get(entry.id)

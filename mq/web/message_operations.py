@@ -187,7 +187,7 @@ def begin_fetch(head: HeadContext, request: Request, answer: Answer) -> Reply | 
     future = broker.fetch_now(queue, 1, visibility=query["visibility"])
     if not isinstance(future, Future):
         return None if future is None or query["wait"] else _EMPTY
-    future.then(partial(answer, partial(_fetched, head, request, future)))
+    future.then(partial(answer, _fetched, head, request, future))
     return future.abandon
 
 
