@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.crash.conftest import Report, need_disks
 from tests.crash.failing import fail_disk
 from tests.crash.images import copy_sparse, mounted
 from tests.crash.matrix import SECOND_CUT, hunt, try_cell
+from tests.crash.mutants import MUTANTS
 from tests.crash.rig import FILE_SYSTEMS, Rig
 from tests.crash.trial import serve
 
@@ -62,23 +64,32 @@ def test_a_mount_that_another_program_keeps_does_not_write_to_the_next_image(ben
         disk.truncate(system.megabytes << 20)
     subprocess.run([*system.make, empty], check=True, timeout=60)
     copy_sparse(empty, image)
-    with mounted(system, image, place):
-        (place / "file").write_bytes(b"not synced")
-        keeper = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert keeper.stdin is not None
-        assert keeper.stdout is not None
-        keeper.stdin.write(b"it has begun\n")
-        keeper.stdin.flush()
-        assert keeper.stdout.readline() == b"it has begun\n"
-    copy_sparse(empty, image)
-    keeper.communicate(timeout=60)  # with its end, the first image is unmounted: the kernel writes what was not synced
+    with ExitStack() as ended:
+        with mounted(system, image, place):
+            (place / "file").write_bytes(b"not synced")
+            keeper = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            ended.callback(keeper.communicate, timeout=60)
+            assert keeper.stdin is not None
+            assert keeper.stdout is not None
+            keeper.stdin.write(b"it has begun\n")
+            keeper.stdin.flush()
+            assert keeper.stdout.readline() == b"it has begun\n"
+        copy_sparse(empty, image)
+    # with the keeper's end, the first image is unmounted: the kernel writes what was not synced
     assert filecmp.cmp(image, empty, shallow=False)
 
 
-@pytest.mark.in_turn(3)
-@pytest.mark.parametrize("mutant", ["forget to sync removes", "leave queues unsynced", "tell before the flush"])
+@pytest.mark.in_turn(len(MUTANTS))
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        # this one shows where a cut finds a leased message before it is removed: the hunt is a matter of luck
+        pytest.param(name, marks=[pytest.mark.proof] if name == "hand over without a sync" else [])
+        for name in MUTANTS
+    ],
+)
 def test_a_planted_bug_is_found(mutant: str, report: Report) -> None:
-    need_disks("ext4")
+    need_disks(MUTANTS[mutant].system)
     found = hunt(mutant, SEED)
     report(f"planted: {mutant}: {found.how} after {found.points} points")
     assert found.how
