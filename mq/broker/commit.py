@@ -232,6 +232,7 @@ class Committer:
         self._last_taken = 0  # calls in the batch before
         self._workers = trio.lowlevel.ParkingLot()  # save workers, in the order of their turns
         self._is_served = False  # one of them has its turn
+        self._is_line_closed = False  # all that comes stands in line until the batch under way has ended
         self.portion = PORTION
         self.failure = ""
         self.progress = StoreProgress()
@@ -277,12 +278,13 @@ class Committer:
 
     def room(self) -> int:
         """How many messages more the next batch takes; 0 or less where they have to stand in line."""
-        return 0 if self._line.items else self.pace.limit - self._size
+        return 0 if self._line.items or self._is_line_closed else self.pace.limit - self._size
 
     def stand_in_line(self, turn: BatchTurn) -> None:
         """Call this when it is the turn of the caller's connection."""
         self._line.put(SOURCE.get(), (turn, trio.current_time()))
-        self._fill()
+        if not self._is_line_closed:
+            self._fill()
 
     def join(self, submission: Submission, messages: int) -> None:
         """Note that another call has brought something to a submission that waits: so many messages more."""
@@ -336,12 +338,13 @@ class Committer:
         if self._shut_out is not None:
             raise self._shut_out
         submissions = self._take() if self._is_enough() else await self._gathered()
+        # Where batches are short, the next one is filled at the end of this one: else those who want much would have
+        # all of it, and who comes meanwhile and wants little would wait for a batch more.
+        self._is_line_closed = self.pace.limit < LARGEST_BATCH
         began = self._now()
         operations: list[AnyOperation] = []
         for each in submissions:
             operations += each.begin(began)
-        if self._line.items:
-            self._fill()
         if len(operations) > self.pace.limit and submissions[0].is_long(self.pace.limit):
             del operations[self.pace.limit :]
         has_groups = not _PLAIN.issuperset(map(type, operations))
@@ -355,8 +358,9 @@ class Committer:
         rest = answering.unfinished()
         if rest is not None:
             self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
-            self._fill()
         self._note_pace(outcomes, size, len(operations), self._now() - began)
+        self._is_line_closed = False
+        self._fill()
         self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
         self.progress.note()
         self._note_times(began, ended)
@@ -969,7 +973,8 @@ class InFlight:
 
     Attributes:
         is_closed: whether the broker accepts no more requests.
-        running: how many there are. A hot path counts them itself, while none of this raises and the broker is open.
+        running: how many there are. A hot path adds its own, after it has checked what entering checks, and takes it
+            off as long as the broker is open.
 
     Raises:
         BrokerClosed: on entering, when the broker accepts no more requests.
