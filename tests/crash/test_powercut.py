@@ -13,11 +13,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import trio
 
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.mount import mount_of
+from mq.storage.files.posix import FolderStorage
+from mq.storage.interface import QUEUE, Sharing
+from mq.storage.options import StorageOptions
+from mq.storage.records import drop_record, put_record
 from tests.crash.bench import TREE, Bench
 from tests.crash.conftest import Report, need_disks
 from tests.crash.failing import fail_disk
-from tests.crash.images import copy_sparse, mounted
+from tests.crash.images import CrashImages, Cut, Fate, copy_sparse, mounted
 from tests.crash.matrix import SECOND_CUT, hunt, try_cell
 from tests.crash.mutants import MUTANTS
 from tests.crash.rig import FILE_SYSTEMS, Rig
@@ -53,6 +60,52 @@ def test_nothing_acknowledged_is_lost(system: str, workload: str, points: int, r
     # a disk that tears sectors while the kernel replays its journal can ruin the file system itself
     assert cell.unmountable <= (points // 5 if workload == SECOND_CUT else 0)
     assert cell.points >= points
+
+
+class _ReapsBeforeMkdir(LinuxCalls):
+    """Lets another process take a deleted queue's folder away just before a folder is made."""
+
+    reaped = ""
+
+    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
+        if self.reaped:
+            os.rmdir(self.reaped)
+        super().mkdir(path, mode, dir_fd=dir_fd)
+
+
+async def _replace_a_queue(root: Path) -> None:
+    """Delete a queue, and make another one, which gets the inode of its folder."""
+    calls = _ReapsBeforeMkdir()
+    storage = FolderStorage("test", str(root), calls, StorageOptions(sharing=Sharing.PEERS), mount=mount_of)
+    await storage.open()
+    try:
+        await put_record(storage, QUEUE, "old", {"created": 1})
+        old = (root / "queues" / "old").stat().st_ino
+        await drop_record(storage, QUEUE, "old")
+        (deleted,) = (root / "remove").iterdir()
+        calls.reaped = str(deleted)
+        await put_record(storage, QUEUE, "new", {"created": 2})
+        calls.reaped = ""
+        assert (root / "queues" / "new").stat().st_ino == old
+    finally:
+        await storage.aclose()
+
+
+def test_without_a_journal_a_queue_is_there_although_a_peer_has_just_freed_its_inode(bench: Bench) -> None:
+    """The repair after a cut finds two names of one folder otherwise, and may take away that of the queue."""
+    system = FILE_SYSTEMS["ext4-nojournal"]
+    need_disks(system.name)
+    with Rig(bench.folder / "rig", system) as rig:
+        root = rig.mountpoint / "root"
+        root.mkdir(0o700)
+        trio.run(_replace_a_queue, root)
+        rig.mark("answered")
+        recording = rig.recording()
+        images = CrashImages(recording, system.atom, bench.folder / "cuts")
+    for fate in Fate:
+        images.build(Cut(recording.point("answered"), fate, SEED), image := bench.folder / "image")
+        with mounted(system, image, bench.folder / "mounted") as place:
+            assert [each.name for each in (place / "root" / "queues").iterdir()] == ["new"]
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare: apt install util-linux")

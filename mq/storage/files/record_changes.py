@@ -70,11 +70,10 @@ class RecordChanges:
         # The folder above is opened first: if no handle is left for that, nothing was changed.
         with (
             self._making(name, value) as folder_calls,
-            synced_after(folder_calls, folders.layout.queues),  # also when it is there: for an earlier try
+            synced_after(folder_calls, *self._to_sync(made=made)),  # also when it is there: for an earlier try
         ):
             self._records.put(QUEUE, name, value)
             if made:
-                self._forget_names()
                 try:
                     make_folder(folder_calls, folder)
                 except FileExistsError:
@@ -125,8 +124,13 @@ class RecordChanges:
         """Return a context for moving a queue's folder to `removed`. It gives the calls that do it."""
         return nullcontext(self._calls)
 
-    def _forget_names(self) -> None:
-        """Make sure that no old name of a file can lead to a folder that is made next."""
+    def _to_sync(self, *, made: bool) -> tuple[str, ...]:
+        """Return the folders whose names have to be durable before a queue is there.
+
+        Args:
+            made: whether its folder is made now; it was there otherwise.
+        """
+        return (self._folders.layout.queues,)
 
     def _check(self) -> None:
         """Check that the last sync can be relied on.
