@@ -99,9 +99,7 @@ class ServedConsumer(QueueConsumer):
                 )
                 if held and self._write(held):
                     taken = len(held)
-                if taken == credit:
-                    return taken
-                if held is not None and len(held) == taken and self._wait(self._credit()):
+                if taken == credit or (not self._held and self._wait(self._credit())):
                     return taken
             except MQError:
                 pass  # of which its task hears, too
