@@ -232,7 +232,7 @@ class Committer:
         self._last_taken = 0  # calls in the batch before
         self._workers = trio.lowlevel.ParkingLot()  # save workers, in the order of their turns
         self._is_served = False  # one of them has its turn
-        self._is_line_closed = False  # all that comes stands in line until the batch under way has ended
+        self._is_line_held = False  # until the batch under way has ended: all that comes stands in line
         self.portion = PORTION
         self.failure = ""
         self.progress = StoreProgress()
@@ -278,12 +278,12 @@ class Committer:
 
     def room(self) -> int:
         """How many messages more the next batch takes; 0 or less where they have to stand in line."""
-        return 0 if self._line.items or self._is_line_closed else self.pace.limit - self._size
+        return 0 if self._line.items or self._is_line_held else self.pace.limit - self._size
 
     def stand_in_line(self, turn: BatchTurn) -> None:
         """Call this when it is the turn of the caller's connection."""
         self._line.put(SOURCE.get(), (turn, trio.current_time()))
-        if not self._is_line_closed:
+        if not self._is_line_held:
             self._fill()
 
     def join(self, submission: Submission, messages: int) -> None:
@@ -340,7 +340,7 @@ class Committer:
         submissions = self._take() if self._is_enough() else await self._gathered()
         # Where batches are short, the next one is filled at the end of this one: else those who want much would have
         # all of it, and who comes meanwhile and wants little would wait for a batch more.
-        self._is_line_closed = self.pace.limit < LARGEST_BATCH
+        self._is_line_held = self.pace.limit < LARGEST_BATCH
         began = self._now()
         operations: list[AnyOperation] = []
         for each in submissions:
@@ -359,7 +359,7 @@ class Committer:
         if rest is not None:
             self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
         self._note_pace(outcomes, size, len(operations), self._now() - began)
-        self._is_line_closed = False
+        self._is_line_held = False
         self._fill()
         self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
         self.progress.note()
