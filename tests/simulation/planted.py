@@ -55,7 +55,7 @@ BUGS: Final = {
         "Batch._unlink_removed", "if self._root.dirty_folders: ...", "pass"
     ),
     "a queue's folder is made, and that not synced": Bug(
-        "RecordChanges._make_queue", "synced_after(folder_calls, folders.layout.queues)", "nullcontext()"
+        "RecordChanges._make_queue", "synced_after(folder_calls, *self._to_sync(made=made))", "nullcontext()"
     ),
     "a queue's deletion is not synced": Bug(
         "RecordChanges._delete_queue", "with synced_after(calls, layout.remove, layout.queues): ...", "..."
