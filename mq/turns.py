@@ -102,8 +102,6 @@ class LoopTurns(trio.abc.Instrument):
         "_looked",
         "_now",
         "_pass",
-        "_round",
-        "_round_due",
         "_silent_until",
         "_steps",
         "_task",
@@ -132,8 +130,6 @@ class LoopTurns(trio.abc.Instrument):
         self._began = self._looked = 0.0  # the present pass, and the last look at how busy the loop is
         self._long_before = 0.0  # `long_seconds` at that look
         self._steps: _Steps | None = None
-        self._round: Callable[[float], float] = lambda now: float("inf")
-        self._round_due = float("inf")
         self._watches_until = float("-inf")
         self._silent_until = float("-inf")
         self._unlogged = 0
@@ -150,11 +146,6 @@ class LoopTurns(trio.abc.Instrument):
         self._began = self._looked = self._now()
         trio.lowlevel.add_instrument(self)
         self._measure_steps(True)
-
-    def begin_rounds(self, round: Callable[[float], float]) -> None:
-        """Call a function in the next pass, and then whenever it is due in a pass: with seconds of a clock that only
-        goes on. It returns when it is due again."""
-        self._round, self._round_due = round, float("-inf")
 
     def spend(self, units: int) -> bool:
         """Count work that is about to be done. True if the turn is used up: await :meth:`end` then."""
@@ -247,8 +238,6 @@ class LoopTurns(trio.abc.Instrument):
         now = self._now()
         if now - self._began > short:  # the wait included, which is short while there is much to do
             self._note_long(self._clock.waits_since if timeout > 0 else now)
-        if now >= self._round_due:
-            self._round_due = self._round(now)
         self._began = now
         if not passes % PASSES_A_LOOK:
             self._look(now)

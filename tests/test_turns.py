@@ -256,19 +256,6 @@ async def test_loop_is_measured_by_one_hook_under_a_clock_that_notes_waits() -> 
     assert (boot, mock) == (["after_io_wait"], ["after_io_wait", "before_io_wait"])
 
 
-async def test_rounds_are_called_when_they_are_due() -> None:
-    hooks, called = Hooks(), list[float]()
-    start = hooks._clock.now
-
-    def note(now: float) -> float:
-        called.append(now - start)
-        return now + 1.0
-
-    hooks.begin_rounds(note)
-    hooks.make_passes(0.5, count=6)
-    assert called == pytest.approx([0.5, 1.5, 2.5])
-
-
 async def test_threads_get_python_sooner_while_jobs_wait_for_their_turn() -> None:
     usual, intervals = sys.getswitchinterval(), set()
     async with trio.open_nursery() as nursery:

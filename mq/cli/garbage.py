@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
-from mq import turns
+import trio
 
 ROUND_SECONDS: Final = 0.05
 """From one round to the next, while the event loop has work. In so short a time some ten thousand objects are made, at
@@ -40,10 +41,11 @@ _NEVER: Final = 1_000_000
 """CPython's own thresholds: a step that makes very many objects collects within it, and never looks at all objects."""
 
 
-class GarbageRounds:
-    """Collects between passes of the event loop, when a round is due: nothing in a loop without work.
+class GarbageRounds(trio.abc.Instrument):
+    """Collects after passes of the event loop, when a round is due: nothing in a loop without work.
 
     Args:
+        now: seconds.
         new: how many more objects were made than freed since the last collection.
         left: how many objects are not frozen.
     """
@@ -51,17 +53,20 @@ class GarbageRounds:
     __slots__ = (
         "_at_start",
         "_collect",
+        "_due",
         "_freeze",
         "_frozen",
         "_left",
         "_made",
         "_middle_due",
         "_new",
+        "_now",
         "_old_due",
     )
 
     def __init__(
         self,
+        now: Callable[[], float] = time.perf_counter,
         collect: Callable[[int], object] = gc.collect,
         new: Callable[[], int] = lambda: gc.get_count()[0],
         left: Callable[[], int] = lambda: len(gc.get_objects()),
@@ -69,12 +74,15 @@ class GarbageRounds:
     ) -> None:
         self._at_start = 0  # objects that were frozen then, and were left at the last whole collection
         self._frozen = gc.get_freeze_count()  # others, whether they are in use by now or not
+        self._now = now
         self._collect = collect
         self._new = new
         self._made = 0  # since the last round that looked at all objects
         self._left = left
         self._freeze = freeze
-        self._middle_due, self._old_due = MIDDLE_SECONDS, OLD_SECONDS
+        self._due = now() + ROUND_SECONDS
+        self._middle_due = now() + MIDDLE_SECONDS
+        self._old_due = now() + OLD_SECONDS
 
     def begin(self) -> None:
         """Collect garbage in the event loop that runs here from now on, and freeze what the daemon's start has made."""
@@ -82,7 +90,7 @@ class GarbageRounds:
         gc.freeze()
         self._at_start, self._frozen = gc.get_freeze_count(), 0
         gc.set_threshold(_NEW_OBJECTS, _NEVER, _NEVER)
-        turns.of_run().begin_rounds(self.collect_round)
+        trio.lowlevel.add_instrument(self)
 
     def collect_all(self) -> None:
         """Free what nothing refers to, with what CPython keeps at hand. It takes 1.2 ms for each 1,000 messages.
@@ -108,8 +116,12 @@ class GarbageRounds:
         if is_whole or left >= FROZEN_OBJECTS:
             gc.freeze()
 
-    def collect_round(self, now: float) -> float:
-        """Collect in the round that is due. Tasks that can run wait for it. Returns when the next one is due."""
+    def before_io_wait(self, timeout: float) -> None:
+        """Collect if a round is due. The tasks that the pass made runnable wait for it."""
+        now = self._now()
+        if now < self._due:
+            return
+        self._due = now + ROUND_SECONDS
         self._made += self._new()
         # So many objects at once, as a table of headers may bring, are frozen before the next round looks at them.
         if now >= self._old_due or self._made >= FROZEN_OBJECTS:
@@ -124,4 +136,3 @@ class GarbageRounds:
             self._collect(_MIDDLE)
         else:
             self._collect(_YOUNG)
-        return now + ROUND_SECONDS

@@ -100,13 +100,18 @@ trio.run(main)
 """
 
 
-def test_older_objects_are_looked_at_in_fewer_rounds() -> None:
+def test_a_round_is_collected_only_when_it_is_due() -> None:
     now, collected, frozen = 0.0, [], []
-    rounds = GarbageRounds(collected.append, lambda: 0, lambda: left, lambda: frozen.append(len(collected)))
+    rounds = GarbageRounds(
+        lambda: now, collected.append, lambda: 0, lambda: left, lambda: frozen.append(len(collected))
+    )
+    rounds.before_io_wait(0)
+    assert collected == []
     for left in (FROZEN_OBJECTS - 1, FROZEN_OBJECTS):  # noqa: B007 - the rounds ask for it
         for _ in range(ROUNDS):
             now += ROUND_SECONDS * 1.01
-            assert rounds.collect_round(now) == now + ROUND_SECONDS
+            rounds.before_io_wait(0)
+            rounds.before_io_wait(0)
     assert Counter(collected) == {0: 32, 1: 6, 2: 2}
     assert frozen == [2 * ROUNDS]
 
@@ -114,10 +119,12 @@ def test_older_objects_are_looked_at_in_fewer_rounds() -> None:
 def test_very_many_new_objects_are_frozen_before_another_round_looks_at_them() -> None:
     now, new, collected = 0.0, FROZEN_OBJECTS // 4, []
     frozen: list[int] = []
-    rounds = GarbageRounds(collected.append, lambda: new, lambda: FROZEN_OBJECTS, lambda: frozen.append(len(collected)))
+    rounds = GarbageRounds(
+        lambda: now, collected.append, lambda: new, lambda: FROZEN_OBJECTS, lambda: frozen.append(len(collected))
+    )
     for _ in range(8):
         now += ROUND_SECONDS * 1.01
-        rounds.collect_round(now)
+        rounds.before_io_wait(0)
     assert collected == [0, 0, 0, 2, 0, 0, 0, 2]
     assert frozen == [4, 8]
 
