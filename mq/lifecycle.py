@@ -166,7 +166,7 @@ class Histogram:
 
 
 class Observer(Protocol):
-    """Is told of transitions. The broker knows nothing else of observers."""
+    """Is told of transitions, each in full: for the journal. What only counts them is a :class:`Meter`."""
 
     def saw(self, transitions: Sequence[Transition]) -> None:
         """These are done. Must not block and must not raise."""
@@ -190,16 +190,17 @@ class Meter(Protocol):
         memory alone, of which the store knows nothing.
 
         Args:
-            size: bytes of their bodies, where they were published.
+            size: bytes of their bodies together, where they were published.
             destination: the queue they went to, when that is another one.
             is_reaped: whether they were unlinked after it, which is another transition.
         """
 
-    def handed_out(self, times: Sequence[int]) -> None:
-        """Messages were handed out.
+    def handed_out(self, times: Sequence[int], now_ns: int) -> None:
+        """Messages were handed out. Called after :meth:`counted` for them.
 
         Args:
             times: when their ids were made, in UUID ticks.
+            now_ns: the time by the clock that dates ids, in nanoseconds since 1970.
         """
 
     def histogram(self, span: Span) -> Histogram:

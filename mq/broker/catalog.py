@@ -251,30 +251,33 @@ class Catalog:
         for meter in self._meters:
             meter.counted(kind, source, 1, size or 0, destination, is_reaped=is_reaped)
             if kind is _LEASE:
-                meter.handed_out([id.time])
+                meter.handed_out([id.time], self._now_ns())
         if not self._observers:
             return  # nearly always: only the journal is one
         before = None if left is None else left.state
         after = _REMOVED if is_reaped else state if now is not None else None
-        receives, clock = 0 if now is None else meta.receives, self._clock
-        time_ns = clock.date_offset_ns + int(clock.elapsed() * 1e9)
+        receives, time_ns = 0 if now is None else meta.receives, self._now_ns()
         transitions = [Transition(kind, source, id, before, after, time_ns, size, receives, destination, protocol)]
         if is_reaped:
             transitions.append(Transition(_REAP, queue, id, after, None, time_ns))
         for observer in self._observers:
             observer.saw(transitions)
 
+    def _now_ns(self) -> int:
+        """The time by which ids are dated: a wall clock that jumps makes no message old."""
+        return self._clock.date_offset_ns + int(self._clock.elapsed() * 1e9)
+
     def histograms_of(self, span: Span) -> list[Histogram]:
-        """Where to count the seconds that something takes: one for each observer that wants to know."""
+        """Where to count the seconds that something takes: one for each meter."""
         return [meter.histogram(span) for meter in self._meters]
 
     def tell_held(self, kind: Kind, queue: str, times: Sequence[int]) -> None:
-        """Tell the observers of messages that were handed out, or came back, in memory alone: when their ids were made,
+        """Tell the meters of messages that were handed out, or came back, in memory alone: when their ids were made,
         in UUID ticks."""
         for meter in self._meters:
             meter.counted(kind, queue, len(times))
             if kind is _LEASE:
-                meter.handed_out(times)
+                meter.handed_out(times, self._now_ns())
 
 
 class CatalogEvents:

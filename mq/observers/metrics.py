@@ -110,9 +110,8 @@ class Metrics:
         if destination is not None:
             self._arrived[destination] += count
 
-    def handed_out(self, times: Sequence[int]) -> None:
+    def handed_out(self, times: Sequence[int], now_ns: int) -> None:
         """As :meth:`mq.lifecycle.Meter.handed_out`."""
-        now_ns = time.time_ns()
         for ticks in times:  # a clock may have been set back
             self._ages.observe(max(0.0, (now_ns - MessageId.time_ns(ticks)) / 1e9))
 

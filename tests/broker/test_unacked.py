@@ -18,7 +18,7 @@ from mq.lifecycle import Kind, State
 from mq.observers.metrics import Metrics
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Stored
 from mq.storage.memory import MemoryStorage
-from tests.broker.conftest import Legal, Opener
+from tests.broker.conftest import Legal, Opener, WallClock
 from tests.broker.inside import catalog_of
 from tests.broker.test_broker import take
 from tests.record_hooks import RecordHooks
@@ -63,6 +63,19 @@ async def test_observers_hear_nothing_of_a_hold_that_gets_no_message(autojump_cl
         await publish(broker, b"x")
         await hold(broker)
     assert watching.told[:2] == [(Kind.PUBLISH, "q", 1), (Kind.LEASE, "q", 1)]
+
+
+async def test_a_wall_clock_that_jumps_makes_no_message_old(wall_clock: WallClock) -> None:
+    metrics = Metrics()
+    async with open_broker(MemoryStorage(), observers=[metrics], clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        for fetch in (take, hold):
+            await publish(broker, b"x")
+            wall_clock.ahead_seconds += 3600
+            await fetch(broker)
+    ages = metrics.durations()["delivery_age"]
+    assert ages.buckets[-1] == ("+Inf", 2)
+    assert ages.total < 1
 
 
 async def test_what_is_held_is_nobody_elses_however_long(broker: Broker) -> None:
