@@ -174,6 +174,8 @@ class MemoryStorage:
         found: list[Stored | None] = []
         async for some in turns.slices(entries, turns.LIGHT // 4):
             found += [_stored(self._at(entry)) for entry in some]
+            # Their checksums are computed here, in a thirtieth of the time that Python takes to parse so many bytes.
+            await turns.spend(size=sum(each.properties.size for each in found[-len(some) :] if each is not None) // 32)
         return found
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
