@@ -393,6 +393,7 @@ class FastHttp1:
             self._take_in(await self._socket.receive(LARGEST_READ))
             if stream.is_left:  # a request came as the idle time ended: it was not begun, so nothing is lost
                 await trio.lowlevel.checkpoint_if_cancelled()
+        stream.idle_until = None  # what answers it has a limit of its own: its wait for a turn must not end it
         self._received = b""
         return received
 
