@@ -185,8 +185,8 @@ class Committer:
     operations that arrive within one barrier's time, and no barrier answers an operation that came after its begin.
 
     Where more arrives than the next batch takes, connections take turns (:class:`~mq.broker.fairness.FairLine`). An
-    operation waits for the batch under way and for the next one, and then for its turn. Where a store takes long for
-    each operation, batches are smaller (:class:`Pace`), so that these waits are short.
+    operation waits for the batch under way, and then for its turn in the next ones. Where a store takes long for each
+    operation, batches are smaller (:class:`Pace`), so that these waits are short.
 
     Batches go one after the other, each by a :class:`SaveWorker`: start one or more.
 
@@ -227,7 +227,7 @@ class Committer:
         self.memory_pace = Pace(LARGEST_BATCH, seconds=MEMORY_SECONDS)
         self.pace = self.disk_pace if description.durable else self.memory_pace
         self._waiting: deque[Submission] = deque()  # for the next batch
-        self._line: FairLine[tuple[BatchTurn, float]] = FairLine()  # for later batches, and since when
+        self._line: FairLine[tuple[BatchTurn, float]] = FairLine()  # for the next batches, and since when
         self._size = 0  # messages that wait for the next batch
         self._calls = 0  # calls that have brought them
         self._last_taken = 0  # calls in the batch before
@@ -339,8 +339,8 @@ class Committer:
         if self._shut_out is not None:
             raise self._shut_out
         submissions = self._take() if self._is_enough() else await self._gathered()
-        # Where batches are short, the next one is filled at the end of this one: else those who want much would have
-        # all of it, and who comes meanwhile and wants little would wait for a batch more.
+        # A short next batch is filled at the end of this one, from all who came meanwhile. Filled now, it would be full
+        # of what the busiest connections have sent, and a small client would wait for one batch more.
         self._is_line_held = self.pace.limit < LARGEST_BATCH
         began = self._now()
         operations: list[AnyOperation] = []

@@ -67,7 +67,7 @@ class RecordChanges:
             return Outcome(Result.FULL, reason=reason)
         made = there is None
         value = value if made else self._made_before(name, value)
-        # The folder above is opened first: if no handle is left for that, nothing was changed.
+        # The folders to sync are opened first: if no handle is left for that, nothing was changed.
         with (
             self._making(name, value) as folder_calls,
             synced_after(folder_calls, *self._to_sync(made=made)),  # also when it is there: for an earlier try
@@ -125,7 +125,7 @@ class RecordChanges:
         return nullcontext(self._calls)
 
     def _to_sync(self, *, made: bool) -> tuple[str, ...]:
-        """Return the folders whose names have to be durable before a queue is there.
+        """Return the folders whose names have to be durable before a queue is there: more where there is no journal.
 
         Args:
             made: whether its folder is made now; it was there otherwise.

@@ -28,12 +28,13 @@ class SyncedRecords(RecordChanges):
 
 class LinkedRecords(SyncedRecords):
     """The same without a journal. There a name can outlive its file on the disk, and lead to the folder that gets its
-    inode. Of two names of a folder a repair takes one away, perhaps the wrong one. So all names are synced after a
-    folder is made, and before anybody hears of it: another process may give an inode free until then."""
+    inode. Of two names of a folder a repair takes one away, perhaps the wrong one. So the names in all folders of the
+    layout are synced after a folder is made, and before anybody hears of it: another process may free an inode until
+    then."""
 
     def __init__(self, root: SteppedRoot, records: Records, ids: MessageIds) -> None:
         super().__init__(root, records, ids)
-        self._kinds: set[str] = set()  # of records, whose folders are there for certain
+        self._kinds: set[str] = set()  # of records that this process has put: their folders are there
 
     def _put(self, put: Put) -> Outcome:
         if put.kind == QUEUE or put.kind in self._kinds:
