@@ -664,9 +664,11 @@ class _Parts:
 
 
 class RemovalBatch:
-    """Messages that leave together.
+    """Messages that are removed together. Once they are, :class:`Remover` ends their moves and answers.
 
     Attributes:
+        entries: where the messages were.
+        protocol: over which they were removed, for the journal.
         operations: one for each, in their order; and behind these perhaps an unlink for each.
         answer: called once they are removed, or with the last error.
         is_strict: whether one that is gone is an error.

@@ -243,13 +243,17 @@ class DirectSocket:
             return b""
 
     async def send(self, data: bytes | memoryview) -> None:
-        """Send all of it, as :meth:`receive` receives. Not a checkpoint where there is room for it."""
+        """Send all of it. Not a checkpoint where there is room for it.
+
+        Raises:
+            trio.BrokenResourceError: the connection is broken, or was closed here.
+        """
         rest = self.send_now(data)
         if rest:
             await self._stream.send_slowly(rest)
 
     def send_now(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Send what the kernel has room for, as :meth:`receive` receives. Returns the rest; under TLS all of it.
+        """Send what the kernel has room for. Returns the rest; under TLS all of it.
 
         Raises:
             trio.BrokenResourceError: the connection is broken.
@@ -355,8 +359,10 @@ class FastHttp1:
             await self._stream.linger(self._reader)
 
     async def _next_head(self) -> bytes | None:
-        """The next head, whole; all that was read where it is certainly not plain; None at the end of the connection.
-        What came behind it stays in :attr:`_received`."""
+        """The next head, whole; None at the end of the connection. What came behind it stays in :attr:`_received`.
+
+        Where another server has to look at it, because the head is not plain, is not whole when the client has ended,
+        or has too many empty lines before it: all that was read."""
         stream = self._stream
         start = looked_at = 0  # where the head begins, and where its end is looked for
         # A request that was answered by its completion is followed by the wait for the next one.

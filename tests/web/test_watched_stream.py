@@ -153,7 +153,7 @@ async def test_cancelling_it_closes_the_sockets(autojump_clock: MockClock, nurse
     assert trio.current_time() < 2
 
 
-async def test_a_socket_that_was_closed_is_told_as_broken() -> None:
+async def test_a_socket_that_was_closed_here_has_no_more_to_read_and_refuses_to_send() -> None:
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with listener:
         theirs = socket.create_connection(listener.socket.getsockname())
